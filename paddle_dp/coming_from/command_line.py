@@ -6,25 +6,27 @@ Nothing is run: variables have the values that the text assigns to them, as text
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.coming_from.shell_script import Unresolved, commands
 from paddle_dp.errors import UsageError
 
 _OPTION = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.S)
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?-([^}]*))?\})")
-_END = re.compile(r"--|-[a-zA-Z]|\d?[<>].*|.*\.py")  # no values follow: the program, a redirection
+_END = re.compile(r"--|-[a-zA-Z]|.*\.py")  # no values follow: the program
 _CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
 _LAUNCHERS = (
     "nproc_per_node", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "gpus", "devices", "xpus",
     "npus", "include",
 )  # fmt: skip
 _NEEDED = ("per_device_train_batch_size", "learning_rate", "max_steps", "num_train_epochs", "output_dir")
-_LONGEST = 1 << 16  # characters of a value with its variables
+# Options that always have a value, so that a variable after one holds no further options.
+_VALUED = re.compile(r".*(dir|path|file|name|id|addr|ip|port|rank|endpoint|node|token|to|type)|.*_steps|launcher\..*|"
+                     r"per_device.*|learning_rate|seed|num_train_epochs|max_\w+|warmup_ratio|weight_decay")  # fmt: skip
+DATA = (".json", ".yaml", ".yml")
+"""The suffixes of files of arguments."""
+LAUNCHER = "launcher"
 
 
 def holds_options(text: str) -> bool:
@@ -34,99 +36,86 @@ def holds_options(text: str) -> bool:
 
 @dataclass
 class Command:
-    """The options of one training. `launched`: the ranks that its launcher starts on one machine, or 0."""
+    """The options of one training; those before the program are the launcher's, "launcher.NAME". `launched`: the ranks
+    that the launcher starts on one machine, or 0. `base`: the file of arguments that the command names, or ""."""
 
     options: dict[str, Any] = field(default_factory=dict)
     launched: int = 0
+    base: str = ""
 
     @classmethod
     def read(cls, file: Path, text: str) -> Command:
-        """Reads the one training of a script. Raises UsageError for none, for several, and for an open quote."""
-        variables: dict[str, str] = {}
-        trainings = []
-        for tokens in _commands(file, text):
-            while tokens and ((assigned := _ASSIGNED.fullmatch(tokens[0])) or tokens[0] == "export"):
-                if assigned:
-                    variables[assigned[1]] = _filled(assigned[2], variables)
-                tokens = tokens[1:]
-            if any(
-                match and match[1].replace("-", "_") in _NEEDED for match in map(_OPTION.fullmatch, tokens)
-            ):
-                trainings.append(cls.parse(file, [_filled(token, variables) for token in tokens]))
+        """Reads the one training of a script. Raises UsageError for none, for several, for an open quote, and for a
+        word that may hold options and that only a run knows."""
+        trainings = [tokens for tokens in commands(file, text) if any(map(_is_training, tokens))]
         if len(trainings) != 1:
             count = "no training" if not trainings else f"{len(trainings)} trainings"
             raise UsageError(
                 f"{file} holds {count}: a file with the arguments of one, such as --learning_rate 1e-5, is read"
             )
-        return trainings[0]
+        return cls.parse(file, trainings[0])
 
     @classmethod
     def parse(cls, file: Path, tokens: list[str]) -> Command:
-        """The command of these words. An option without a value is true, and one with several has a list."""
+        """The command of these tokens. An option without a value is true, and one with several has a list."""
         command, name, values = cls(), "", list[str]()
-        for token in (*tokens, "--"):
+        program = _program(tokens)
+        for number, token in enumerate((*tokens, "--")):
             option = _OPTION.fullmatch(token)
-            if option is None and not _END.fullmatch(token):
+            if option is None and (isinstance(token, Unresolved) or not _END.fullmatch(token)):
+                is_value = bool(name and not values and _VALUED.fullmatch(name))
+                is_early = number < max(program, 2) and not command.options and "accelerate" not in tokens
+                if not (is_value or (is_early and not name)) or re.search(r"\$[@*]|\[[@*]\]", token):
+                    _refuse_options(file, token)
+                if not name and token.endswith(DATA) and number > program:
+                    command.base = token
                 values.append(token)
                 continue
             if name:
                 command._keep(file, name, values)
-            if token[0] != "-" and not token.endswith(".py"):
-                break
             name, values = (option[1].replace("-", "_"), []) if option else ("", [])
+            name = f"{LAUNCHER}.{name}" if name and number < program else name
             if option and option[2] is not None:
-                values = [option[2]]
+                values = [token.part(option[2]) if isinstance(token, Unresolved) else option[2]]
         return command
 
     def _keep(self, file: Path, name: str, values: list[str]) -> None:
-        is_last = name in _LAUNCHERS  # a launcher's option has one value; the program's name follows it
+        option_name = name.removeprefix(f"{LAUNCHER}.")
+        is_last = (
+            option_name in _LAUNCHERS
+        )  # a launcher's option has one value; the program's name follows it
         read = [_value(each) for each in (values[:1] if is_last else values)]
         value = True if not read else read[0] if len(read) == 1 else read
         if self.options.setdefault(name, value) != value:
-            raise UsageError(f"{file}: --{name} is there twice, with other values: leave one out")
+            raise UsageError(f"{file}: --{option_name} is there twice, with other values: leave one out")
         if is_last:
-            self.launched = _ranks(name, self.options[name]) or self.launched
+            self.launched = _ranks(option_name, self.options[name]) or self.launched
 
 
-def _commands(file: Path, text: str) -> Iterator[list[str]]:
-    """The words of each command of a script, without comments. A text that begins with an option is one command."""
-    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
-    text = re.sub(r"\\\r?\n", " ", text)
-    lines = [" ".join(text.split("\n"))] if text.lstrip().startswith("--") else text.splitlines()
-    for line in lines:
-        if line.lstrip().startswith("--") and len(lines) > 1:
-            raise UsageError(
-                f"{file}: the line {line.strip()[:60]} begins with an option: the command before it has ended, by a "
-                "comment or without a \\ at its end"
-            )
-        yield from filter(None, _sequence(file, line))
+def _refuse_options(file: Path, token: str) -> None:
+    if isinstance(token, Unresolved) and token.may_split:
+        raise UsageError(
+            f"{file}, line {token.line}: {token} may hold options, and what it is depends on a run: write them there, "
+            "or write quotes around it if it is one value"
+        )
 
 
-def _sequence(file: Path, line: str) -> list[list[str]]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
-    lexer.whitespace_split, lexer.commenters = True, ""
-    commands: list[list[str]] = [[]]
-    try:
-        for token in lexer:
-            if token and not token.strip(";&|"):
-                commands.append([])
-            else:
-                commands[-1].append(token)
-    except ValueError as error:
-        raise UsageError(f"{file}: a command cannot be read: {error}: {line[:80]}") from None
-    return commands
+def _is_training(token: str) -> bool:
+    match = _OPTION.fullmatch(token)
+    return match is not None and match[1].replace("-", "_") in _NEEDED
 
 
-def _filled(text: str, variables: dict[str, str]) -> str:
-    """The text with the values of variables; unknown ones stay."""
-    filled = _VARIABLE.sub(lambda m: variables.get(m[1] or m[2], m[3] if m[3] is not None else m[0]), text)
-    if len(filled) > _LONGEST:
-        raise UsageError(f"A value is longer than {_LONGEST} letters: {text[:80]}")
-    return filled
+def _program(tokens: list[str]) -> int:
+    """Where the program is: the options before it are its launcher's; 0 for a program that is not known."""
+    files = (number for number, token in enumerate(tokens) if token.endswith(".py"))
+    modules = (number + 1 for number, token in enumerate(tokens) if token == "-m" and number > 1)
+    return next(files, next(modules, 0))
 
 
 def _value(text: str) -> Any:
     """A number, true, false, null, or the text."""
+    if isinstance(text, Unresolved):
+        return text
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()]
     for kind in (int, float):

@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paddle_dp.coming_from.command_line import Command, holds_options
+from paddle_dp.coming_from.command_line import DATA, Command, holds_options
+from paddle_dp.coming_from.shell_script import Unresolved
 from paddle_dp.coming_from.training_args_file import BEGINNING, read_training_args
 from paddle_dp.errors import UsageError
 
-_DATA = (".json", ".yaml", ".yml")
 _LARGEST = 2**22  # bytes of a configuration
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
@@ -59,9 +59,17 @@ class Configuration:
             text = None if content.startswith(BEGINNING) else content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
-        if text is not None and file.suffix.lower() not in _DATA and holds_options(text):
+        if text is not None and file.suffix.lower() not in DATA and holds_options(text):
             command = Command.read(file, text)
-            return cls(file.name, command.options, file.parent, command.launched)
+            base = {}
+            if command.base:
+                if not (named := file.parent / command.base).is_file():
+                    raise UsageError(
+                        f"{file} names the arguments of {command.base}, which is not next to it: put it there, or "
+                        "import that file, with the options of the command on top"
+                    )
+                base = cls.read(named).values
+            return cls(file.name, base | command.options, file.parent, command.launched)
         try:
             keys = read_training_args(file, content) if text is None else yaml_content(file, text)
             return cls(file.name, flat_keys(keys), file.parent)
@@ -69,11 +77,15 @@ class Configuration:
             raise UsageError(f"{file} refers to itself, or is nested too deep") from None
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The value of a key, which is then carried over; `default` without the key, or if it is null."""
+        """The value of a key, which is then carried over; `default` without the key, or if it is null. Raises
+        UsageError for one that only a run knows."""
         if key not in self.values:
             return default
         self.carried.add(key)
         value = self.values[key]
+        if isinstance(value, Unresolved):
+            why = "the script does not set it, or sets it twice or on a condition"
+            self.refuse(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")
         return default if value is None else value
 
     def take_if(self, key: str, value: Any) -> bool:
@@ -90,6 +102,17 @@ class Configuration:
     def give(self, values: Mapping[str, Any]) -> None:
         """Adds keys of another file that this one names."""
         self.values |= {key: value for key, value in values.items() if key not in self.values}
+
+    def named_file(self, name: Any) -> Path | None:
+        """The file that a value names, next to this one or from the current folder; None if it is not there."""
+        return next((f for f in (self.folder / str(name), Path(str(name)).expanduser()) if f.is_file()), None)
+
+    def content_of(self, key: str, file: Path, prefix: str) -> dict[str, Any]:
+        """The keys of another file, below `prefix`. Raises UsageError, for the `key` that names it."""
+        try:
+            return flat_keys(yaml_content(file, file.read_text("utf-8")), prefix)
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{self.name}: {key}: {file} cannot be read: {error}") from error
 
     def fill(self, key: str, reason: str) -> None:
         """Notes a setting of the recipe that the user has to write."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.coming_from.configuration import Configuration, flat_keys, yaml_content
+from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.model_folder import PublishedModel, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
     Section,
@@ -26,7 +26,6 @@ from paddle_dp.coming_from.trainer_arguments import (
     settle,
     switch,
 )  # fmt: skip
-from paddle_dp.errors import UsageError
 
 # ruff: noqa: E501 - a row of a table is a line
 NAME = "Hugging Face Trainer"
@@ -76,7 +75,7 @@ deepspeed.zero_optimization deepspeed.activation_checkpointing deepspeed.steps_p
 deepspeed.train_batch_size deepspeed.train_micro_batch_size_per_gpu deepspeed.zero_allow_untested_optimizer deepspeed.comms_logger | the arguments decide
 train_batch_size eval_batch_size per_gpu_train_batch_size | the size per device decides
 cache_dir overwrite_cache preprocessing_num_workers low_cpu_mem_usage use_fast_tokenizer token use_auth_token trust_remote_code model_revision keep_linebreaks | of the download and the preparation of the data
-nproc_per_node nnodes node_rank master_addr master_port num_processes num_machines machine_rank main_process_ip main_process_port config_file num_gpus num_nodes gpus devices include hostfile rdzv_backend rdzv_endpoint log_dir max_restarts module | of the launcher: paddle-dp train RECIPE --ranks N
+launcher launcher.gradient_accumulation_steps nproc_per_node nnodes num_processes num_gpus gpus devices | of the launcher: paddle-dp train RECIPE --ranks N
 """
 _LOST = """
 neftune_noise_alpha | | noise on the embeddings is not here
@@ -87,6 +86,11 @@ group_by_length | | windows of texts have one length, and samples are shuffled
 train_sampling_strategy | random | training samples are shuffled
 split_batches accelerator_config.split_batches | | train.batch is the size per device × ranks × accumulation steps
 parallelism_config | | strategy: hybrid has the axes
+launcher.config_file | | there is no such file, so its precision and its ZeRO stage are not known: train.precision, strategy.sharding_stage
+launcher.gradient_clipping launcher.deepspeed_config.gradient_clipping | none auto | optimizer.clip is of max_grad_norm
+launcher.deepspeed_config_file launcher.deepspeed_config.deepspeed_config_file | none | its ZeRO stage is not read: strategy has sharding_stage
+launcher.mixed_precision launcher.downcast_bf16 | no | train.precision is bfloat16 or float16
+launcher.parallelism_config launcher.megatron_lm_config launcher.use_megatron_lm | | strategy: hybrid has the axes
 max_train_samples streaming | | all samples of the data set are read
 validation_file eval_file | | held-out texts are dataset.held_out of the files
 config_overrides | | sizes are settings of the model
@@ -126,6 +130,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     Raises UsageError for a model, a schedule or a value that no recipe expresses.
     """
     refuse_tasks(c, _NOT_HERE)
+    _read_launcher(c)
     length = length_of(c, 3.0)
     model = _model(c, folder)
     sections: Section = {"model": model.section, "dataset": _dataset(c, model)}
@@ -169,21 +174,8 @@ def _dataset(c: Configuration, model: PublishedModel) -> Section:
         c.fill("dataset.path", "the folder with train/CLASS and val/CLASS")
         size = model.sizes.get("image")
         return {"use": "image_folder", "path": "path/of/the/images", **({"size": size} if size else {})}
-    key = next(
-        (
-            key
-            for key in (
-                "block_size",
-                "max_seq_length",
-                "max_length",
-                "cutoff_len",
-                "max_length",
-                "cutoff_len",
-            )
-            if c.values.get(key)
-        ),
-        None,
-    )
+    keys = ("block_size", "max_seq_length", "max_length", "cutoff_len")
+    key = next((key for key in keys if c.values.get(key)), None)
     section = texts_section(c, model, c.take("train_file"), count(c, key, 1) if key else None)
     if held_out := number(c, "validation_split_percentage", 0):
         section["held_out"] = round(held_out / 100, 9)
@@ -192,9 +184,28 @@ def _dataset(c: Configuration, model: PublishedModel) -> Section:
     return section
 
 
+def _read_launcher(c: Configuration) -> None:
+    """accelerate's file of settings, and its options, where the arguments do not decide: precision, ZeRO, FSDP."""
+    named = c.values.get("launcher.config_file")
+    if named and (file := c.named_file(named)):
+        c.give(c.content_of("launcher.config_file", file, "launcher"))
+        c.take("launcher.config_file")
+    for setting in ("launcher.zero_stage", "launcher.deepspeed_config.zero_stage"):
+        if setting in c.values and not c.has("deepspeed"):
+            c.give({"deepspeed.zero_optimization.stage": c.take(setting)})
+    for setting in ("launcher.fsdp_sharding_strategy", "launcher.fsdp_config.fsdp_sharding_strategy"):
+        if setting in c.values and not c.has("fsdp"):
+            modes = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard"}
+            c.give({"fsdp": modes.get(str(kind := c.take(setting)), choice(kind))})
+
+
 def _precision(c: Configuration) -> Any:
     """DeepSpeed keeps the weights in 16 bits, with float32 copies for the updates: level O2."""
     bf16, fp16 = switch(c, "bf16"), switch(c, "fp16")
+    launched = choice(c.values.get("launcher.mixed_precision"))  # counts without bf16 and fp16
+    if launched in ("bf16", "fp16"):
+        c.take("launcher.mixed_precision")
+        bf16, fp16 = bf16 or (launched == "bf16" and not fp16), fp16 or (launched == "fp16" and not bf16)
     if bf16 and fp16:
         c.refuse("bf16", "fp16 is true, too")
     dtype = "bfloat16" if bf16 else "float16" if fp16 else None
@@ -221,16 +232,13 @@ def _zero_stage(c: Configuration) -> int:
     """DeepSpeed's stage, of its settings in the file or in another one that the file names; 0 without."""
     named = c.values.get("deepspeed")
     if isinstance(named, str) and named:
-        file = next((f for f in (c.folder / named, Path(named).expanduser()) if f.is_file()), None)
+        file = c.named_file(named)
         if file is None:
             c.lose_key(
                 "deepspeed", "there is no such file, so its stage is not known: strategy has sharding_stage"
             )
             return 0
-        try:
-            c.give(flat_keys(yaml_content(file, file.read_text("utf-8")), "deepspeed"))
-        except (OSError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{c.name}: deepspeed: {file} cannot be read: {error}") from error
+        c.give(c.content_of("deepspeed", file, "deepspeed"))
         c.take("deepspeed")
     key = "deepspeed.zero_optimization.stage"
     stage = count(c, key, 0, 0) if c.has("deepspeed.zero_optimization") else 0

@@ -40,14 +40,8 @@ _TYPICAL = {
     "dataset_name_or_path", "virtual_pp_degree", "sep_parallel_degree", "continue_training", "use_flash_attention",
 } | _FORMERS  # fmt: skip
 _FOREIGN = {
-    "gradient_checkpointing",
-    "eval_strategy",
-    "finetuning_type",
-    "cutoff_len",
-    "torch_dtype",
-    "deepspeed",
-    "fsdp",
-}
+    "gradient_checkpointing", "eval_strategy", "finetuning_type", "cutoff_len", "torch_dtype", "deepspeed", "fsdp",
+}  # fmt: skip
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir log_dir output_signal_dir metrics_output_path | the run's folder is runs/NAME, or --output-dir
 run_name | the run is named after the recipe
@@ -73,7 +67,7 @@ use_flash_attention use_fused_rms_norm use_fused_rope use_fused_head_and_loss_fn
 autotuner_benchmark model_type model_name dataset_type pad_token_id | the folder of the model, and the other keys, decide
 train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy random_shuffle num_samples_each_epoch buffer_size greedy_intokens packing_interval | texts are cut into windows of dataset.length
 use_quick_lora save_to_lora offload_optim fuse_rope tp_sync_param pp_sync_param sync_grad disable_ckpt_quant | the same numbers by other means
-nproc_per_node nnodes node_rank gpus devices xpus npus master ips rank run_mode job_id max_restart auto_tuner_json | of the launcher: paddle-dp train RECIPE --ranks N
+launcher nproc_per_node nnodes node_rank gpus devices xpus npus master ips rank run_mode job_id max_restart auto_tuner_json | of the launcher: paddle-dp train RECIPE --ranks N
 max_prompt_len | prompts are not told apart here
 enable_auto_parallel auto_parallel_resume_form_hybrid_parallel auto_parallel_sync_shared_params use_intermediate_api pipeline_schedule_mode job_schedule_profiler_start job_schedule_profiler_end fused_linear_param_grad_add fuse_allreduce_split_to_reducescatter eliminate_transpose sr use_dualpipev best_unbalanced_scheduler forward_backward_overlap_scheduler | the same numbers by other means: strategy has the axes
 ddp_find_unused_parameters release_grads pp_release_grads sd_release_grads sharding_comm_buffer_size_MB sharding_comm_group_call_opt sharding_offload_opt_buffersize_GB split_norm_comm nccl_comm_group_config reorder_pipeline_priority pre_alloc_memory cp_balance_mode cp_comm_type dp_comm_overlap pp_sharding_comm_overlap tp_async_allreduce sp_async_reduce_scatter mp_async_allreduce mp_skip_c_identity mp_fused_linear_param_grad_add gradient_sync_after_accumulate pp_delay_scale_loss p2p_cache_shape partial_send_recv clear_every_step_cache non_batch_p2p_comm offload_queue send_recv_overlap split_backward stage1_tensor_fusion tensor_fusion stage1_overlap overlap stage2_overlap stage1_broadcast_overlap stage1_allgather_overlap stage1_reduce_avg fuse_optimizer_states split_param sd_sharding_comm_overlap sd_shardingv1_comm_overlap optim_shard_num replace_with_c_embedding replace_with_parallel_cross_entropy expert_tensor_model_parallel_size | of the exchange and of memory
@@ -128,14 +122,9 @@ _CARRIED = {
 _AXES = {
     "tensor": ("tensor_parallel_degree", "tensor_model_parallel_size"),
     "pipeline": ("pipeline_parallel_degree", "pipeline_model_parallel_size"),
-    "sequence": (
-        "sep_parallel_degree",
-        "sep_parallel_size",
-        "context_parallel_degree",
-        "context_parallel_size",
-    ),
+    "sequence": ("sep_parallel_degree", "sep_parallel_size", "context_parallel_degree", "context_parallel_size"),
     "sharding": ("sharding_parallel_degree", "sharding_parallel_size", "sharding_degree"),
-}
+}  # fmt: skip
 
 
 def recognizes(c: Configuration) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.cli import main
+from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.huggingface import recipe
 from paddle_dp.coming_from.importer import import_recipe
 from paddle_dp.errors import UsageError
@@ -352,3 +353,42 @@ def test_two_ranks_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(SystemExit) as ended:
         main(["verify", "mine.yaml", "--ranks", "2", "--steps", "2", "dataset.tokenizer=bytes"])
     assert ended.value.code == 0
+
+
+ACCELERATE = "accelerate launch {} --num_processes 2 run.py --learning_rate 1e-4 --max_steps 9 {}"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program", "precision", "stage"),
+    [
+        ("--mixed_precision bf16 --gradient_accumulation_steps 8", "", "bfloat16", None),
+        ("--mixed_precision bf16", "--fp16", "float16", None),  # the arguments decide
+        ("--mixed_precision no", "", None, None),
+        ("--use_deepspeed --zero_stage 2", "", None, 2),
+        ("--config_file zero3.yaml", "", {"dtype": "bfloat16", "level": "O2"}, 3),
+        ("--use_fsdp --fsdp_sharding_strategy FULL_SHARD", "", None, 3),
+        ("--use_fsdp --fsdp_sharding_strategy 2", "", None, 2),
+    ],
+)
+def test_settings_of_accelerate(
+    tmp_path: Path, launcher: str, program: str, precision: Any, stage: Any
+) -> None:
+    (tmp_path / "zero3.yaml").write_text(
+        "deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 4}\nmixed_precision: bf16\nnum_processes: 8\n"
+    )
+    (tmp_path / "run.sh").write_text(ACCELERATE.format(launcher, program))
+    c = Configuration.read(tmp_path / "run.sh")
+    sections = recipe(c, 2, model_folder(tmp_path, "gpt"))
+    assert (
+        sections["train"].get("precision") == precision
+        and sections["strategy"].get("sharding_stage") == stage
+    )
+    assert sections["train"]["batch"] == 16 and "micro_batches" not in sections["train"] and c.lost == []
+    assert_each_key_once(c)
+
+
+def test_a_missing_file_of_accelerate_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(ACCELERATE.format("--config_file none.yaml --gradient_clipping 0.5", ""))
+    c = Configuration.read(tmp_path / "run.sh")
+    recipe(c, 2, model_folder(tmp_path, "gpt"))
+    assert reasons(c).keys() == {"launcher.config_file", "launcher.gradient_clipping"}
