@@ -76,7 +76,7 @@ class Command:
             name, values = (option[1].replace("-", "_"), []) if option else ("", [])
             name = f"{LAUNCHER}.{name}" if name and number < program else name
             if option and option[2] is not None:
-                values = [token.part(option[2]) if isinstance(token, Unresolved) else option[2]]
+                values = [token.segment(option[2]) if isinstance(token, Unresolved) else option[2]]
         return command
 
     def _keep(self, file: Path, name: str, values: list[str]) -> None:

@@ -12,10 +12,13 @@ from typing import Any, NoReturn
 
 from paddle_dp.coming_from.command_line import DATA, Command, holds_options
 from paddle_dp.coming_from.shell_script import Unresolved
-from paddle_dp.coming_from.training_args_file import BEGINNING, read_training_args
+from paddle_dp.coming_from.training_args_file import BEGINNING, EARLIER, read_training_args
 from paddle_dp.errors import UsageError
+from paddle_dp.unpickle import UnreadObject
 
 _LARGEST = 2**22  # bytes of a configuration
+_MOST = 100_000  # values of a configuration, aliases followed
+_PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
 
@@ -56,6 +59,11 @@ class Configuration:
             if file.stat().st_size > _LARGEST:
                 raise UsageError(f"{file} is no configuration: it is larger than {_LARGEST >> 20} MB")
             content = file.read_bytes()
+            if content.startswith(EARLIER):
+                raise UsageError(
+                    f"{file} was written by torch.save before PyTorch 1.6, or by pickle: write it again with a newer "
+                    "one, torch.save(torch.load(FILE), FILE), or write the arguments as JSON"
+                )
             text = None if content.startswith(BEGINNING) else content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
@@ -83,6 +91,10 @@ class Configuration:
             return default
         self.carried.add(key)
         value = self.values[key]
+        if any(isinstance(each, UnreadObject) for each in (value if isinstance(value, list) else [value])):
+            self.refuse(
+                key, "an object of this class is not read: write the arguments as JSON, with its value"
+            )
         if isinstance(value, Unresolved):
             why = "the script does not set it, or sets it twice or on a condition"
             self.refuse(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")
@@ -167,7 +179,7 @@ def yaml_content(file: Path, text: str) -> Mapping[Any, Any]:
         parser.version = (1, 1)  # PyYAML's, where `no` and `off` are false
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that 1e-8 has no point
-            content = parser.load(text)
+            content = parser.load(_PAIR.sub(_letter, text))
     except RecursionError:
         raise UsageError(f"{file} is nested too deep") from None
     except (YAMLError, ValueError) as error:
@@ -178,8 +190,26 @@ def yaml_content(file: Path, text: str) -> Mapping[Any, Any]:
 
 
 def flat_keys(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a nested mapping by their path. Raises RecursionError for one that contains itself."""
+    """The leaves of a nested mapping by their path. Raises UsageError for more values than a configuration has, as of
+    one that contains itself, and RecursionError for one that is nested too deep."""
+    remaining: list[Any] = [content]
+    size = 0
+    while remaining:
+        value = remaining.pop()
+        size += 1 + (len(value) // 128 if isinstance(value, str) else 0)
+        if size > _MOST:
+            raise UsageError(
+                f"A configuration refers to itself, or its aliases make more than {_MOST:,} values of it"
+            )
+        if isinstance(value, Mapping | list | tuple):
+            remaining += value.values() if isinstance(value, Mapping) else value
     return dict(_flat(prefix, content))
+
+
+def _letter(pair: re.Match[str]) -> str:
+    """The letter of JSON's two halves of it."""
+    high, low = (int(half, 16) for half in pair.groups())
+    return chr(0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,7 @@ _OPTIMIZERS = {
     for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla", "adamw_apex_fused",
                  "adamw_torch_npu_fused", "adamw_torch_4bit", "paged_adamw", "paged_adamw_32bit")
     if not name.endswith("4bit")
-} | {"sgd": "sgd", "lion_32bit": "lion", "adafactor": "adafactor"}  # fmt: skip
+} | {"sgd": "sgd", "lion_32bit": "lion", "lion": "lion", "adafactor": "adafactor"}  # fmt: skip
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir | the run's folder is runs/NAME, or --output-dir
 run_name project trackio_space_id trackio_bucket_id trackio_static_space_id | the run is named after the recipe
@@ -103,6 +103,7 @@ finetuning_type use_peft lora_rank lora_r lora_alpha lora_dropout lora_target lo
 stage | pt | all tokens of a text are learned, those of prompts, too
 template chat_template | | messages and their templates are not here: texts are read
 load_in_4bit load_in_8bit quantization_bit | | base weights are not quantized
+loss_type | nll | the loss is cross_entropy
 packing | | texts are cut into windows, which go across documents
 """
 _NOT_HERE = {

@@ -93,12 +93,18 @@ def import_recipe(
     if strict and configuration.lost:
         keys = "\n".join(f"  {', '.join(each.keys)}: {each.reason}" for each in configuration.lost)
         raise UsageError(f"{file} is not honoured whole, and --strict is given:\n{keys}")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out}: there is no folder {out.parent}: make it first.")
     if out.exists():
         raise UsageError(f"{out} exists already: name another file with --out.")
     commands = [f"paddle-dp train {out.name} --ranks {ranks}", _verify(out, sections)]
 
     def write() -> None:
-        out.write_text(recipe_text(sections, configuration, tool.NAME, commands), "utf-8")
+        text = recipe_text(sections, configuration, tool.NAME, commands)
+        try:
+            out.write_bytes(text.encode("utf-8", "replace"))  # half a letter is none
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written: {error.strerror}") from error
 
     write()
     return Import(out, configuration, tool.NAME, commands[1], _obstacle(out, sections, configuration, write))

@@ -22,6 +22,7 @@ def recipe_text(
     """YAML with one line for each section. Comments before it have `commands` and what is lost, those after it what has
     no counterpart."""
     lines = [f"# {configuration.name} of {tool}, by paddle-dp import.", *(f"#   {each}" for each in commands)]
+    lines = [_printable(line) for line in lines]
     lines += _remarks("Not honoured, so something else is learned", configuration.lost, configuration)
     lines += ["# To fill in:"] * bool(configuration.to_fill)
     lines += [line for each in configuration.to_fill for line in _wrapped(each)]
@@ -60,12 +61,17 @@ def _shown(key: str, value: Any) -> str:
     return "(left out)" if _SECRET.search(key) and isinstance(value, str) else _flow(value)
 
 
+def _printable(text: str) -> str:
+    """The text with a space for each letter that cannot be printed, as it may end a line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def _wrapped(text: str) -> list[str]:
-    """Comment lines; only at spaces. Letters that cannot be printed, which may end a line, become spaces."""
+    """Comment lines; only at spaces."""
     import textwrap
 
     return textwrap.wrap(
-        "".join(letter if letter.isprintable() else " " for letter in text),
+        _printable(text),
         WIDTH,
         initial_indent="#   ",
         subsequent_indent="#     ",

@@ -49,11 +49,11 @@ class Unresolved(str):
     may_split = False
     line = 0
 
-    def part(self, text: str) -> Unresolved:
+    def segment(self, text: str) -> Unresolved:
         """A part of the word, on the same line."""
-        part = Unresolved(text)
-        part.line = self.line
-        return part
+        segment = Unresolved(text)
+        segment.line = self.line
+        return segment
 
 
 @dataclass(frozen=True)

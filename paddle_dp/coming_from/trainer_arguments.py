@@ -47,8 +47,11 @@ def number(c: Configuration, key: str, default: float, least: float = 0.0) -> fl
     value = c.take(key, default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value < _MOST:  # NaN is neither
-        variable = ": the file does not say what the variable is" if "$" in str(value) else ""
-        c.refuse(key, f"is no number from {least:g} on{variable}")
+        hint = ": the file does not say what the variable is" if "$" in str(value) else ""
+        c.refuse(
+            key,
+            f"is no number from {least:g} on{f', below {_MOST}' if is_number and value >= _MOST else hint}",
+        )
     return float(value)
 
 
@@ -276,7 +279,7 @@ def _reports(c: Configuration) -> list[str]:
 def refuse_tasks(c: Configuration, tasks: Mapping[str, str]) -> None:
     """Raises UsageError for a key of a task that is no training on texts: `tasks` is key → task."""
     for key, task in tasks.items():
-        if c.values.get(key) not in (None, False, 0, ""):
+        if c.values.get(key) not in (None, False, 0, "", "nll"):  # the loss_type of language models
             c.refuse(key, f"{task} has no recipe")
     if str(c.values.get("stage") or "pt").lower() not in ("pt", "sft"):
         c.refuse("stage", "pt and sft have a recipe")

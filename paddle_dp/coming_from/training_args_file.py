@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.unpickle import RecordMachine
+from paddle_dp.unpickle import PickleName, RecordMachine, UnreadObject
 
 BEGINNING = b"PK\x03\x04"  # a zip archive, as of torch.save since 1.6
+EARLIER = b"\x80"  # a pickle alone
 _LARGEST = 2**22  # bytes of the pickle in it
 _MOST = 100_000  # operations
 _COMPUTED = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args")
@@ -29,4 +30,16 @@ def read_training_args(file: Path, content: bytes) -> Mapping[str, Any]:
         raise UsageError(f"{file} is no training_args.bin: {error or type(error).__name__}") from error
     if not isinstance(record, dict):
         raise UsageError(f"{file} is no training_args.bin: it holds a {type(record).__name__}")
-    return {key: value for key, value in record.items() if not key.startswith("_") and key not in _COMPUTED}
+    return {
+        str(key): _named(value)
+        for key, value in record.items()
+        if not str(key).startswith("_") and key not in _COMPUTED
+    }
+
+
+def _named(value: Any) -> Any:
+    """A dtype such as torch.bfloat16 is a name in the pickle; other names, and bytes, are of objects."""
+    if isinstance(value, PickleName):
+        module, _, name = value.name.rpartition(" ")
+        return name if module == "torch" else UnreadObject(f"{module}.{name}")
+    return UnreadObject("bytes") if isinstance(value, bytes) else value

@@ -392,3 +392,48 @@ def test_a_missing_file_of_accelerate_is_lost(tmp_path: Path) -> None:
     c = Configuration.read(tmp_path / "run.sh")
     recipe(c, 2, model_folder(tmp_path, "gpt"))
     assert reasons(c).keys() == {"launcher.config_file", "launcher.gradient_clipping"}
+
+
+@pytest.mark.parametrize("form", ["{{x: *a{n}, y: *a{n}}}", "[*a{n}, *a{n}]"])
+def test_aliases_that_expand_are_refused(tmp_path: Path, form: str) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "learning_rate: 1\na0: &a0 [1, 2]\n"
+        + "".join(f"a{n + 1}: &a{n + 1} {form.format(n=n)}\n" for n in range(40))
+    )
+    with pytest.raises(UsageError, match="aliases make more than 100,000 values"):
+        Configuration.read(tmp_path / "a.yaml")
+
+
+def test_letters_of_two_halves_and_half_a_letter_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(
+        '{"per_device_train_batch_size": 1, "train_file": "\\ud83d\\ude00.txt", "tokenizer_name": "\\ud83d"}'
+    )
+    text = import_recipe(file, 1, tmp_path / "a.yaml", model=model_folder(tmp_path, "gpt")).recipe.read_text(
+        "utf-8"
+    )
+    assert "\U0001f600.txt" in text
+
+
+def test_a_name_of_a_file_writes_no_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "n\nguard: {}\n#.json"
+    file.write_text(json.dumps({"per_device_train_batch_size": 1}))
+    text = import_recipe(file, 1, tmp_path / "a.yaml", model=model_folder(tmp_path, "gpt")).recipe.read_text(
+        "utf-8"
+    )
+    assert "\nguard" not in text and text.startswith("# n guard: {} #.json of")
+
+
+def test_no_folder_for_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"per_device_train_batch_size": 1}))
+    with pytest.raises(UsageError, match="there is no folder"):
+        import_recipe(file, 1, tmp_path / "none/a.yaml", model=model_folder(tmp_path, "gpt"))
+
+
+def test_sentences_of_refused_and_accepted_values(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="seed: 3000000000: is no number from 0 on, below 2147483648"):
+        recipe(arguments(tmp_path, **FULL | {"seed": 3000000000}), 1, model_folder(tmp_path, "gpt"))
+    c = arguments(tmp_path, **FULL | {"loss_type": "nll"})
+    recipe(c, 1, model_folder(tmp_path, "gpt"))
+    assert c.lost == []

@@ -332,7 +332,7 @@ def test_groups_that_the_model_has_no_parameters_for_are_left_out(tmp_path: Path
         (CONVNET, [], "its batch size is for one card. Say for how many it is written, on all machines: --ranks 4"),
         ("a: 1", ["--ranks", "2"], "has neither Arch, so it is no training configuration of PaddleClas"),
         ("a: [", ["--ranks", "2"], "is no YAML"),
-        ("&a {b: *a}", ["--ranks", "2"], "refers to itself, or is nested too deep"),
+        ("&a {b: *a}", ["--ranks", "2"], "refers to itself, or its aliases make"),
         ("Arch: ResNet50\nDataLoader: {Train: {dataset: {name: x}}}", ["--ranks", "2"], "Arch.name: missing"),
         (CONVNET.replace("0.4, warmup", "[0.4], warmup"), ["--ranks", "2"], "a value is not of the kind that"),
         ("[1]", ["--ranks", "2"], "holds no configuration: its content is a list"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import datetime
 import enum
 import pickle
 import sys
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 
 from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.huggingface import recipe
 from paddle_dp.coming_from.importer import import_recipe
 from paddle_dp.errors import UsageError
-from tests.coming_from.models import model_folder
+from paddle_dp.unpickle import UnreadObject
+from tests.coming_from.models import model_folder, reasons
 
 
 class SchedulerType(str, enum.Enum):
@@ -74,6 +78,57 @@ def test_arguments_are_read(tmp_path: Path) -> None:
     assert (
         result.obstacle == "" and "schedule: {use: cosine, learning_rate: 0.001}" in result.recipe.read_text()
     )
+
+
+class Member:
+    """An enumeration's member, as Python 3.11.2 pickles it, or any other call."""
+
+    def __init__(self, *call: Any):
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_members_by_name_are_read(tmp_path: Path) -> None:
+    file = saved(
+        tmp_path / "training_args.bin",
+        per_device_train_batch_size=4, lr_scheduler_type=Member(getattr, (SchedulerType, "COSINE")),
+        fsdp=[Member(getattr, (SchedulerType, "COSINE"))], names=collections.OrderedDict(a=1),
+    )  # fmt: skip
+    values = Configuration.read(file).values
+    assert values["lr_scheduler_type"] == "cosine" and values["fsdp"] == ["cosine"] and values["names.a"] == 1
+
+
+def test_an_object_that_is_not_read_is_no_default(tmp_path: Path) -> None:
+    file = saved(
+        tmp_path / "training_args.bin",
+        per_device_train_batch_size=4, learning_rate=Member(complex, (1.0, 2.0)),
+        neftune_noise_alpha=datetime.timedelta(1), output_dir=Path("a/b"),
+    )  # fmt: skip
+    c = Configuration.read(file)
+    assert None not in c.values.values() and isinstance(c.values["output_dir"], UnreadObject)
+    with pytest.raises(
+        UsageError, match=r"learning_rate: __builtin__\.complex: an object of this class is not read"
+    ):
+        recipe(c, 2, model_folder(tmp_path, "gpt"))
+    c.values["learning_rate"] = 0.1
+    recipe(c, 2, model_folder(tmp_path, "gpt"))
+    assert "neftune_noise_alpha" in reasons(c)
+
+
+def test_a_file_of_an_early_pytorch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").write_bytes(pickle.dumps({"learning_rate": 1}, protocol=2))
+    with pytest.raises(UsageError, match=r"was written by torch\.save before PyTorch 1\.6"):
+        Configuration.read(tmp_path / "training_args.bin")
+
+
+def test_a_pickle_that_expands_is_refused(tmp_path: Path) -> None:
+    value: Any = [1, 2]
+    for _ in range(40):
+        value = [value, value]
+    with pytest.raises(UsageError, match="aliases make more than 100,000 values"):
+        Configuration.read(write(tmp_path / "training_args.bin", {"per_device_train_batch_size": value}))
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
