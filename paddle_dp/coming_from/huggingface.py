@@ -11,6 +11,7 @@ from typing import Any
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.model_folder import PublishedModel, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
+    HUGGING_FACE_ALONE,
     Section,
     batch_section,
     callbacks_section,
@@ -131,6 +132,10 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     Raises UsageError for a model, a schedule or a value that no recipe expresses.
     """
     refuse_tasks(c, _NOT_HERE)
+    if not HUGGING_FACE_ALONE & c.values.keys():
+        c.differences.append(
+            "No key is of one tool alone: Hugging Face's Trainer and its defaults are assumed."
+        )
     _read_launcher(c)
     length = length_of(c, 3.0)
     model = _model(c, folder)
@@ -149,13 +154,17 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loader"] = loader_section(c)
     theirs = "evaluation_strategy" if "evaluation_strategy" in c.values else "eval_strategy"
     evaluates = choice(c.take(theirs, "no")) != "no"
-    if evaluates and (evaluation := evaluation_section(c, ranks, ())):
-        sections["evaluation"] = evaluation
+    if evaluates:
+        sections["evaluation"] = evaluation_section(c, ranks, {})
     if evaluates and c.values.get("max_eval_samples"):
-        sections.setdefault("evaluation", {})["samples"] = count(c, "max_eval_samples", 1)
+        sections["evaluation"]["samples"] = count(c, "max_eval_samples", 1)
     if not evaluates:
         c.without_counterpart("eval_steps", "nothing is evaluated")
     sections["callbacks"] = callbacks_section(c, length, evaluates)
+    if not {"finetuning_type", "use_peft"} & c.values.keys():
+        c.lose_key(
+            "stage", "LLaMA-Factory's default is LoRA, as finetuning_type is not there: adapter has use: lora"
+        )
     settle(c, _UNUSED, _LOST, _CARRIED, "TrainingArguments")
     return sections
 
@@ -198,6 +207,9 @@ def _read_launcher(c: Configuration) -> None:
         if setting in c.values and not c.has("fsdp"):
             modes = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard"}
             c.give({"fsdp": modes.get(str(kind := c.take(setting)), choice(kind))})
+    if c.values.get("launcher.use_fsdp") or choice(c.values.get("launcher.distributed_type")) == "fsdp":
+        reshards = c.take("launcher.fsdp_config.fsdp_reshard_after_forward", True)  # of its version 2
+        c.give({} if c.has("fsdp") else {"fsdp": "full_shard" if reshards else "shard_grad_op"})
 
 
 def _precision(c: Configuration) -> Any:

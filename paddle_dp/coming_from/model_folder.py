@@ -37,20 +37,24 @@ class PublishedModel:
 
 
 def published_model(c: Configuration, key: str, folder: Path | None, with_weights: bool) -> PublishedModel:
-    """The model that the user's `folder` holds, that `key` names, or that the config.json next to the file describes.
+    """The model that the user's `folder` holds, that `key` names, or, without a name, that the config.json next to the
+    file describes.
 
     `with_weights`: whether the training begins with published weights. Raises UsageError for a model that no family
     here is.
     """
-    name = c.take(key)
-    neighbor = c.folder if (c.folder / hf_config.FILE).is_file() else None
-    is_local = isinstance(name, str) and (Path(name).expanduser() / hf_config.FILE).is_file()
-    source = folder or (Path(name).expanduser() if is_local else neighbor)
+    name = c.take(key) if folder is None else c.values.get(key)
+    c.carried |= {key} & c.values.keys()
+    neighbor = c.folder if not name and (c.folder / hf_config.FILE).is_file() else None
+    local = Path(name).expanduser() if isinstance(name, str) and name else None
+    is_local = local is not None and (local / hf_config.FILE).is_file()
+    source = folder or (local if is_local else neighbor)
     if source is None:
         return _by_name(c, key, name, with_weights)
     try:
         values = hf_config.read(source)
         family = _family_of(c, key, source, values.get("model_type"))
+        _refuse_head(c, key, source, family, values.get("architectures"))
         sizes = hf_config.settings_of(values, find("models", family), family, None)
     except RecipeError as error:
         c.refuse(key, f"{source}: {error}")
@@ -86,6 +90,10 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
     c.fill(
         "model.from", f"the folder of {name}, which is not here. {family} is by its name; config.json decides"
     )
+    if (c.folder / hf_config.FILE).is_file():
+        c.differences.append(
+            f"The {hf_config.FILE} next to the file is not read, as the file names {name}: --model {c.folder}."
+        )
     if not with_weights:
         c.fill("model", "theirs draws the weights anew. A folder with a config.json alone gives the sizes")
     return PublishedModel({"use": family, "from": name}, family, Path(name), {})
@@ -105,6 +113,18 @@ def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str
             f"{folder / hf_config.FILE} has model_type {json.dumps(model_type)}, and the models here are {known}",
         )
     return families[model_type]
+
+
+def _refuse_head(c: Configuration, key: str, folder: Path, family: str, architectures: Any) -> None:
+    """Raises UsageError for a model of another task than the family's here, such as LlamaForSequenceClassification."""
+    heads = "ImageClassification" if family == "vit" else "CausalLM|MaskedLM|Pre[Tt]raining"
+    known = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    if known and not any(re.search(rf"For({heads})|^(?!.*(For[A-Z]|Reward))", each) for each in known):
+        c.refuse(
+            key,
+            f"{folder / hf_config.FILE} has architectures {', '.join(known)}, a head of another task than "
+            f"{family}'s here: name a folder without it, --model FOLDER",
+        )
 
 
 def texts_section(

@@ -12,6 +12,7 @@ from typing import Any
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.model_folder import PublishedModel, blocks_of, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
+    HUGGING_FACE_ALONE,
     Section,
     batch_section,
     callbacks_section,
@@ -39,9 +40,7 @@ _TYPICAL = {
     "amp_master_grad", "recompute", "recompute_granularity", "unified_checkpoint", "src_length", "input_dir", "lora",
     "dataset_name_or_path", "virtual_pp_degree", "sep_parallel_degree", "continue_training", "use_flash_attention",
 } | _FORMERS  # fmt: skip
-_FOREIGN = {
-    "gradient_checkpointing", "eval_strategy", "finetuning_type", "cutoff_len", "torch_dtype", "deepspeed", "fsdp",
-}  # fmt: skip
+_SHARED = "PaddleNLP and Hugging Face's Trainer both have these keys, and differ in the default length"
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir log_dir output_signal_dir metrics_output_path | the run's folder is runs/NAME, or --output-dir
 run_name | the run is named after the recipe
@@ -58,14 +57,14 @@ unified_checkpoint unified_checkpoint_config save_on_each_node save_sharded_mode
 download_hub from_aistudio save_to_aistudio aistudio_repo_id aistudio_repo_private aistudio_repo_license aistudio_token copy_custom_file_list | nothing is downloaded or uploaded
 greater_is_better | known by the name of the score
 no_cuda device local_rank | train.device is auto
-distributed_dataloader dataloader_shuffle lazy_data_processing share_folder data_impl skip_warmup data_cache lazy dataset_num_proc prefetch_factor use_cache | data ranks read their own samples
+distributed_dataloader lazy_data_processing share_folder data_impl skip_warmup data_cache lazy dataset_num_proc prefetch_factor use_cache | data ranks read their own samples
 remove_unused_columns label_names past_index | a data set gives inputs and targets
 tensor_parallel_config pipeline_parallel_config sharding_parallel_config data_parallel_config sequence_parallel_config hybrid_parallel_topo_order pp_seg_method tensor_parallel_output fuse_sequence_parallel_allreduce sharding_comm_buffer_size_mb sharding_parallel_mesh_dimension split_inputs_sequence_dim overlap_p2p_comm batch_p2p_comm variable_seq_lengths | of memory and speed: strategy has the axes
 expert_parallel_degree expert_model_parallel_size use_expert_parallel moe_token_dispatcher_type moe_group | every rank holds all experts
 recompute_granularity recompute_method recompute_num_layers recompute_modules recompute_use_reentrant no_recompute_layers pp_recompute_interval recompute_mtp_granularity vit_num_recompute_layers | of memory: strategy.recompute has full, selective, and every N blocks
 use_flash_attention use_fused_rms_norm use_fused_rope use_fused_head_and_loss_fn use_fused_dropout_add use_fused_linear use_fast_layer_norm fuse_attention_qkv fuse_attention_ffn use_fused_linear_cross_entropy attn_impl _attn_implementation flash_mask use_sparse_flash_attn enable_linear_fused_grad_add flatten_param_grads use_attn_mask_startend_row_indices tensorwise_offload_optimizer use_sparse_head_and_loss_fn | of the kernels, not of the numbers
 autotuner_benchmark model_type model_name dataset_type pad_token_id | the folder of the model, and the other keys, decide
-train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy random_shuffle num_samples_each_epoch buffer_size greedy_intokens packing_interval | texts are cut into windows of dataset.length
+train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy num_samples_each_epoch buffer_size greedy_intokens packing_interval | texts are cut into windows of dataset.length
 use_quick_lora save_to_lora offload_optim fuse_rope tp_sync_param pp_sync_param sync_grad disable_ckpt_quant | the same numbers by other means
 launcher nproc_per_node nnodes node_rank gpus devices xpus npus master ips rank run_mode job_id max_restart auto_tuner_json | of the launcher: paddle-dp train RECIPE --ranks N
 max_prompt_len | prompts are not told apart here
@@ -94,6 +93,7 @@ pad_to_multiple_of pad_to_max_length | | no window is padded
 train_dataset_prob | 1.0 1 | one data set is read
 eval_dataset_path dev_dataset_path | | held-out texts are dataset.held_out of the files
 chat_template template template_backend use_template encode_one_turn split_multi_turn truncation_strategy | true custom delete | messages and their templates are not here: texts are read
+dataloader_shuffle random_shuffle | true | training samples are shuffled
 src_length task_name task_name_or_path | | prompts count in the loss as answers do
 num_hidden_layers hidden_size | | the sizes are of the model's config.json
 rope_scaling_factor use_long_sequence_strategies strategy_type strategy_name | 1.0 1 | the positions are of the model's config.json
@@ -128,8 +128,17 @@ _AXES = {
 
 
 def recognizes(c: Configuration) -> bool:
-    """True for a file with arguments that Hugging Face's Trainer and tools around it do not have."""
-    return len(_TYPICAL & c.values.keys()) >= 2 and not _FOREIGN & c.values.keys()
+    """True for a file with arguments that Hugging Face's Trainer and tools around it do not have. Raises UsageError for
+    one that both tools read, to another effect: fp16_opt_level is of weights here, and of nothing there."""
+    typical, trains = (
+        _TYPICAL & c.values.keys(),
+        {"per_device_train_batch_size", "learning_rate"} & c.values.keys(),
+    )
+    if HUGGING_FACE_ALONE & c.values.keys():
+        return False
+    if typical == {"fp16_opt_level"} and trains and (c.values.get("bf16") or c.values.get("fp16")):
+        c.refuse("fp16_opt_level", f'{_SHARED}: write a key of one alone, sharding: "" or eval_strategy: no')
+    return len(typical) >= 2 or bool(trains and typical - {"fp16_opt_level", "stage", "template"})
 
 
 def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
@@ -160,8 +169,10 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     evaluates = bool(c.values.get("do_eval")) or kind != "no"
     if kind == "no":
         c.values.pop("evaluation_strategy", None)  # theirs is then steps, if do_eval is true
-    if evaluates and (evaluation := evaluation_section(c, readers, ("eval_iters", "max_evaluate_steps"))):
-        sections["evaluation"] = evaluation
+    if evaluates:
+        # run_pretrain.py evaluates 10 batches, whatever the data.
+        limits = {"eval_iters": 10 if c.values.get("input_dir") else -1, "max_evaluate_steps": -1}
+        sections["evaluation"] = evaluation_section(c, readers, limits)
     sections["callbacks"] = callbacks_section(c, length, evaluates)
     _dropout(c, model, pretrains)
     if not evaluates:

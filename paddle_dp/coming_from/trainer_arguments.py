@@ -16,6 +16,14 @@ from paddle_dp.part.config import fields_of
 
 Section = dict[str, Any]
 _IDLE: tuple[Any, ...] = (None, False, "", "no", "none", "None", "null", "auto", [], 0)
+# Keys whose default is not off: a switched-off one changes what is learned. So does a dtype that is "auto".
+_ON = {
+    "dataloader_shuffle", "random_shuffle", "packing", "encode_one_turn", "use_template", "layerwise_lr_decay_bound",
+    "lora_plus_scale", "train_dataset_prob", "torch_dtype", "dtype",
+}  # fmt: skip
+HUGGING_FACE_ALONE = {
+    "gradient_checkpointing", "eval_strategy", "finetuning_type", "cutoff_len", "torch_dtype", "deepspeed", "fsdp",
+}  # fmt: skip
 _MOST = 2**31  # above every number of steps, and every seed, that is meant
 
 
@@ -107,14 +115,13 @@ def batch_section(
     return section
 
 
-def evaluation_section(c: Configuration, readers: int, limits: Iterable[str]) -> Section:
-    """The batch of evaluations on all `readers`, and the number of samples; `limits` are numbers of such batches."""
-    section: Section = {}
-    if c.values.get("per_device_eval_batch_size"):
-        section["batch"] = count(c, "per_device_eval_batch_size", 8) * readers
-    for key in limits:
-        if (c.values.get(key) or -1) != -1:
-            section["samples"] = count(c, key, 1) * section.get("batch", 8 * readers)
+def evaluation_section(c: Configuration, readers: int, limits: Mapping[str, int]) -> Section:
+    """The batch of evaluations on all `readers`, and the number of samples; `limits` are keys of numbers of such
+    batches, with their defaults, -1 for all."""
+    section: Section = {"batch": count(c, "per_device_eval_batch_size", 8) * readers}
+    for key, default in limits.items():
+        if (c.values.get(key) or default) != -1:
+            section["samples"] = count(c, key, default) * section["batch"]
     return section
 
 
@@ -212,6 +219,7 @@ def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool)
     callbacks += [{"use": use} for use in _reports(c)]
     if evaluates:
         callbacks.append({"use": "evaluate", "every": _every(c, "eval", length) or lines})
+    keeps_best = choice(c.values.get("save_strategy")) == "best"
     save: Section = {"use": "checkpoint", "every": _every(c, "save", length)}
     has_limit = bool(c.values.get("save_total_limit"))  # 0 is none
     save["keep"] = count(c, "save_total_limit", 3) if has_limit else 3
@@ -220,11 +228,17 @@ def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool)
         c.differences.append(
             "The newest 3 checkpoints are kept; theirs keeps all: callbacks.checkpoint.keep."
         )
-    if switch(c, "load_best_model_at_end"):
-        if evaluates:
-            save["best"] = _best(c)
-        else:
-            c.lose_key("load_best_model_at_end", "nothing is evaluated")
+    key = (
+        "load_best_model_at_end"
+        if switch(c, "load_best_model_at_end")
+        else "save_strategy"
+        if keeps_best
+        else ""
+    )
+    if key and evaluates:
+        save["best"] = _best(c)
+    elif key:
+        c.lose_key(key, "nothing is evaluated")
     c.without_counterpart("metric_for_best_model", "the best is kept with load_best_model_at_end alone")
     return [*callbacks, save]
 
@@ -237,6 +251,8 @@ def _best(c: Configuration) -> str:
     ours = numbers.get(metric, "loss")
     if c.values.get("greater_is_better") in (None, ours != "loss"):
         c.take("greater_is_better")
+    else:
+        c.lose_key("greater_is_better", "the best has the lowest loss, or the highest accuracy")
     return ours
 
 
@@ -302,7 +318,8 @@ def settle(c: Configuration, unused: str, lost: str, known: Iterable[str], tool:
         groups = [".".join(levels[:number]) for number in range(len(levels), 0, -1)]
         group = next((group for group in groups if group in every), "")
         row = losses.get(group)
-        if group and (value in _IDLE or (row and _plain(value) in row[0])):
+        is_idle = value is None or (value in _IDLE and key not in _ON)
+        if group and (is_idle or (row and _plain(value) in row[0])):
             resting.append(key)
         elif row:
             c.lose_key(key, row[1])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.cli import main
+from paddle_dp.coming_from import paddlenlp
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.huggingface import recipe
 from paddle_dp.coming_from.importer import import_recipe
@@ -368,6 +369,7 @@ ACCELERATE = "accelerate launch {} --num_processes 2 run.py --learning_rate 1e-4
         ("--config_file zero3.yaml", "", {"dtype": "bfloat16", "level": "O2"}, 3),
         ("--use_fsdp --fsdp_sharding_strategy FULL_SHARD", "", None, 3),
         ("--use_fsdp --fsdp_sharding_strategy 2", "", None, 2),
+        ("--config_file fsdp2.yaml", "", None, 2),
     ],
 )
 def test_settings_of_accelerate(
@@ -375,6 +377,9 @@ def test_settings_of_accelerate(
 ) -> None:
     (tmp_path / "zero3.yaml").write_text(
         "deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 4}\nmixed_precision: bf16\nnum_processes: 8\n"
+    )
+    (tmp_path / "fsdp2.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}\n"
     )
     (tmp_path / "run.sh").write_text(ACCELERATE.format(launcher, program))
     c = Configuration.read(tmp_path / "run.sh")
@@ -437,3 +442,78 @@ def test_sentences_of_refused_and_accepted_values(tmp_path: Path) -> None:
     c = arguments(tmp_path, **FULL | {"loss_type": "nll"})
     recipe(c, 1, model_folder(tmp_path, "gpt"))
     assert c.lost == []
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "is_read"),
+    [
+        ("llama", "LlamaForSequenceClassification", False), ("bert", "BertForTokenClassification", False),
+        ("llama", "LlamaForCausalLM", True), ("gpt", "GPT2LMHeadModel", True), ("bert", "BertModel", True),
+        ("bert", "BertForPreTraining", True), ("gpt", "GPTForPretraining", True), ("gpt", "GPT2RewardModel", False),
+    ],
+)  # fmt: skip
+def test_a_head_of_another_task_is_refused(
+    tmp_path: Path, family: str, architecture: str, is_read: bool
+) -> None:
+    folder, c = model_folder(tmp_path, family, architectures=[architecture]), arguments(tmp_path, **FULL)
+    if is_read:
+        assert recipe(c, 1, folder)["model"]["use"] == family
+    else:
+        with pytest.raises(UsageError, match=rf"architectures {architecture}, a head of another task"):
+            recipe(c, 1, folder)
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"torch_dtype": "auto"}, "torch_dtype"),
+        ({"packing": False}, "packing"),
+        (
+            {"eval_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": True},
+            "greater_is_better",
+        ),
+        ({"stage": "pt", "cutoff_len": 64}, "stage"),
+    ],
+)
+def test_off_is_not_every_default(tmp_path: Path, more: dict[str, Any], key: str) -> None:
+    c = arguments(tmp_path, **FULL | more)
+    recipe(c, 1, model_folder(tmp_path, "gpt"))
+    assert reasons(c).keys() == {key}
+    assert_each_key_once(c)
+
+
+def test_the_folder_of_the_file_does_not_replace_the_model_that_it_names(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "gpt")
+    c = arguments(folder, **FULL | {"model_name_or_path": "meta-llama/Llama-2-7b"})
+    assert recipe(c, 1)["model"] == {"use": "llama", "from": "meta-llama/Llama-2-7b"}
+    assert any("next to the file is not read" in each for each in c.differences)
+    assert recipe(arguments(folder, **FULL), 1)["model"]["use"] == "gpt"
+
+
+def test_evaluations_and_the_best(tmp_path: Path) -> None:
+    c = arguments(
+        tmp_path,
+        **FULL | {"eval_strategy": "steps", "save_strategy": "best", "metric_for_best_model": "loss"},
+    )
+    sections = recipe(c, 4, model_folder(tmp_path, "gpt"))
+    assert sections["evaluation"] == {"batch": 32}
+    assert sections["callbacks"][-1] == {"use": "checkpoint", "every": None, "keep": 3, "best": "loss"}
+    assert_each_key_once(c)
+    c = arguments(tmp_path, **FULL | {"save_strategy": "best"})
+    recipe(c, 4, model_folder(tmp_path, "gpt"))
+    assert "save_strategy" in reasons(c)
+
+
+def test_the_assumed_tool_is_named(tmp_path: Path) -> None:
+    few = {"per_device_train_batch_size": 2, "learning_rate": 1e-4}
+    c = arguments(tmp_path, **few)
+    recipe(c, 1, model_folder(tmp_path, "gpt"))
+    assert any("No key is of one tool alone" in each for each in c.differences)
+    assert paddlenlp.recognizes(arguments(tmp_path, **few, tensor_parallel_degree=2))
+    with pytest.raises(
+        UsageError, match="fp16_opt_level: O2: PaddleNLP and Hugging Face's Trainer both have"
+    ):
+        paddlenlp.recognizes(arguments(tmp_path, **few, bf16=True, fp16_opt_level="O2"))
+    assert not paddlenlp.recognizes(
+        arguments(tmp_path, **few, fp16=True, fp16_opt_level="O1", eval_strategy="no")
+    )

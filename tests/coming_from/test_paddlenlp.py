@@ -98,7 +98,7 @@ def test_a_pretraining(tmp_path: Path) -> None:
             "precision": {"dtype": "bfloat16", "level": "O2"},
         },
         "loader": {"num_workers": 1},
-        "evaluation": {"batch": 8},
+        "evaluation": {"batch": 8, "samples": 80},
         "callbacks": [
             {"use": "console", "every": "1 step"}, {"use": "metrics", "every": "1 step"},
             {"use": "evaluate", "every": "1000 steps"}, {"use": "checkpoint", "every": "5000 steps", "keep": 2},
@@ -153,7 +153,8 @@ def test_a_training_of_paddleformers(tmp_path: Path) -> None:
         ({"split": [998, 2]}, "dataset", "held_out", 0.002),
         ({"eval_iters": 10}, "evaluation", "samples", 80),  # 10 batches of 2 on 4 ranks
         ({"max_evaluate_steps": 3, "per_device_eval_batch_size": 1}, "evaluation", "samples", 12),
-        ({"max_evaluate_steps": -1}, "evaluation", "samples", None),
+        ({"max_evaluate_steps": -1}, "evaluation", "samples", 80),
+        ({"per_device_eval_batch_size": None}, "evaluation", "batch", 32),
         ({"do_eval": False}, "callbacks", 2, {"use": "checkpoint", "every": "5000 steps", "keep": 2}),
     ],
 )  # fmt: skip
@@ -284,3 +285,9 @@ def test_two_ranks_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(SystemExit) as ended:
         main(["verify", "run.yaml", "--ranks", "2", "--steps", "2", *data])
     assert ended.value.code == 0
+
+
+def test_samples_that_are_not_shuffled_there_are_named(tmp_path: Path) -> None:
+    c = arguments(tmp_path, **PRETRAIN | {"dataloader_shuffle": False, "random_shuffle": True})
+    recipe(c, 8, model_folder(tmp_path, "llama"))
+    assert "dataloader_shuffle" in reasons(c) and "random_shuffle" not in reasons(c)
