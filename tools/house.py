@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "digests.py tensors.py files.py adjoint.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
-    "coming_from": (2650, "coming_from/*"),
+    "coming_from": (2450, "coming_from/*"),
     "mesh": (870, (
         "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py mesh/seed.py "
         "mesh/host_mesh.py mesh/groups.py mesh/channels.py"

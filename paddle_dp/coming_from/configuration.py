@@ -96,7 +96,7 @@ class Configuration:
                 key, "an object of this class is not read: write the arguments as JSON, with its value"
             )
         if isinstance(value, Unresolved):
-            why = "the script does not set it, or sets it twice or on a condition"
+            why = "the script does not set it, or sets it twice, on a condition, or before it reads a file (source)"
             self.refuse(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")
         return default if value is None else value
 
