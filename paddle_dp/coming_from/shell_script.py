@@ -114,16 +114,7 @@ def _parsed(file: Path, text: str, is_single: bool) -> list[_Command]:
             line = line if tokens else number
             tokens.append(item)
             continue
-        first = _plain(tokens[0]) if tokens else ""
-        while tokens and (first in _OPENING or first in _PASSED or first in blocks[-1:]):
-            if first in _OPENING:
-                blocks.append(_OPENING[first])
-            elif first in blocks:
-                blocks.pop()
-            # The variable of a loop has many values.
-            is_loop = first in ("for", "select") and len(tokens) > 1
-            tokens = [[_Fragment("read")], tokens[1]] if is_loop else tokens[1 + (first == "function") :]
-            first = _plain(tokens[0]) if tokens else ""
+        tokens = _without_blocks(tokens, blocks)
         if blocks[-2:] == [")", ")"]:
             tokens = [[_Fragment("let")], *tokens]
         if tokens:
@@ -135,6 +126,24 @@ def _parsed(file: Path, text: str, is_single: bool) -> list[_Command]:
             blocks.pop()
         before, tokens = item, []
     return parsed
+
+
+def _without_blocks(tokens: list[_Token], blocks: list[str]) -> list[_Token]:
+    """The command after the words that open and close blocks; `blocks` is what closes each open one."""
+    start = 0
+    while (first := _plain(tokens[start]) if start < len(tokens) else "") in (
+        *_OPENING,
+        *_PASSED,
+        *blocks[-1:],
+    ):
+        if first in _OPENING:
+            blocks.append(_OPENING[first])
+        elif first in blocks[-1:]:
+            blocks.pop()
+        start += 1 + (first == "function")
+        if first in ("for", "select") and start < len(tokens):  # the variable of a loop has many values
+            tokens, start = [[_Fragment("read")], tokens[start]], 0
+    return tokens[start:]
 
 
 def _plain(token: _Token) -> str:
@@ -241,8 +250,9 @@ class _Lexer:
     def items(self, is_single: bool) -> Iterator[tuple[_Token | str, int]]:
         """`is_single`: whether a new line does not end the command."""
         ends: list[str] = []  # the last lines of texts of <<
+        line, counted = 1, 0
         while self.at < len(self.text):
-            line = self.text.count("\n", 0, self.at) + 1
+            line, counted = line + self.text.count("\n", counted, self.at), self.at
             if not self._passes(_BLANK):
                 if match := self._passes(_REDIRECTION):
                     self._passes(_BLANK)

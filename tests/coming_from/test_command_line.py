@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,11 @@ def test_an_unresolved_value_is_refused_where_it_counts(tmp_path: Path) -> None:
     assert c.values["output_dir"] == "$OUT"
     with pytest.raises(UsageError, match=r"run\.sh: learning_rate: \$LR: .* line 3"):
         c.take("learning_rate")
+
+
+@pytest.mark.parametrize("text", ["{ " * 50_000, "a\n" * 50_000, "$(" * 50_000, "then " * 50_000], ids=len)
+def test_a_long_script_takes_no_longer_than_its_letters(text: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(UsageError):
+        Command.read(FILE, text)
+    assert time.perf_counter() - start < 3  # seconds; 8 and more if each word is compared with all before it
