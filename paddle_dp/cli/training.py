@@ -266,7 +266,12 @@ def cluster(
     ] = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each machine.")] = 0,
     cpus: Annotated[int, typer.Option(metavar="N", help="Processors of each machine.")] = 8,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each machine.")] = "16Gi",
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Memory of each machine, such as 64Gi; a pod's is 16Gi without it."
+        ),
+    ] = "",
     time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn.")] = "04:00:00",
     output_dir: OutputDir = None,
     name: Annotated[

@@ -17,6 +17,7 @@ from paddle_dp.errors import UsageError
 
 PORT = 29500
 CONTAINER = "train"
+_MEMORY = "16Gi"  # of a pod whose request names none
 _TRIES = 8  # failed pods, those that were stopped or taken away apart
 Manifest = dict[str, Any]
 
@@ -120,7 +121,7 @@ exec {_literal(request.command())} --nodes auto{master}{restarts} --output-dir "
 """
     secret = {"secretKeyRef": {"name": "paddle-dp", "key": "secret", "optional": True}}
     gpus = {"nvidia.com/gpu": request.gpus} if request.gpus else {}
-    cpus = _quoted(request.cpus)
+    cpus, memory = _quoted(request.cpus), request.memory or _MEMORY
     return {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": request.grace,
         "containers": [
@@ -132,8 +133,8 @@ exec {_literal(request.command())} --nodes auto{master}{restarts} --output-dir "
                     {"name": "PADDLE_DP_SECRET", "valueFrom": secret},
                 ],
                 "resources": {
-                    "requests": {"cpu": cpus, "memory": request.memory},
-                    "limits": {"memory": request.memory, **gpus},
+                    "requests": {"cpu": cpus, "memory": memory},
+                    "limits": {"memory": memory, **gpus},
                 },
                 "volumeMounts": [
                     {"name": "runs", "mountPath": _quoted(folder.parent)}, {"name": "shm", "mountPath": "/dev/shm"},

@@ -18,8 +18,9 @@ _SHORTEST = 60  # seconds
 class ClusterRequest:
     """A recipe on `nodes` machines, with `ranks` processes on each of them.
 
-    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi". `folder` is the run's, on a disk that all
-    nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the request to stop until the end.
+    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi", or "" for the engine's default. `folder` is
+    the run's, on a disk that all nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the request
+    to stop until the end.
     """
 
     recipe: Path
@@ -29,7 +30,7 @@ class ClusterRequest:
     ranks: int | None = None
     gpus: int = 0
     cpus: int = 8
-    memory: str = "16Gi"
+    memory: str = ""
     time: str = "04:00:00"
     folder: str = ""
     image: str = "REGISTRY/paddle-dp:latest"
@@ -48,7 +49,7 @@ class ClusterRequest:
                 raise UsageError(f"{option} {number}: give {least} or more.")
         for option, text, pattern, example in (
             ("--time", self.time, r"(\d+-)?\d{1,3}:[0-5]\d:[0-5]\d", "04:00:00"),
-            ("--memory", self.memory, r"[1-9]\d*(Mi|Gi|Ti)", "16Gi"),
+            ("--memory", self.memory, r"([1-9]\d*(Mi|Gi|Ti))?", "16Gi"),
             ("--name", self.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "digits-mlp"),
             ("--image", self.image, r"[\w./:@-]+", "registry.example.org/paddle-dp:0.1.0"),
             ("--claim", self.claim, r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "runs"),

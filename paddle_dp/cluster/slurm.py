@@ -46,13 +46,13 @@ exit "$status"
 
 def slurm(request: ClusterRequest, title: str) -> str:
     """Returns a script for `sbatch`: it stops with a checkpoint before the time limit, is requeued, and goes on."""
-    number, unit = request.memory[:-2], request.memory[-2]
     # Shorter limits leave no time for the first updates.
     grace = min(request.grace, request.seconds // 2)
     options = {
         "job-name": request.name, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus,
         **({"gpus-per-node": request.gpus} if request.gpus else {}),
-        "mem": f"{number}{unit}", "time": request.time, "signal": f"USR1@{grace}", "requeue": None,
+        **({"mem": request.memory.removesuffix("i")} if request.memory else {}),
+        "time": request.time, "signal": f"USR1@{grace}", "requeue": None,
         "open-mode": "append", "output": "%x-%j.log",
     }  # fmt: skip
     lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items()]

@@ -13,7 +13,9 @@ from paddle_dp.cluster.request import ClusterRequest
 from paddle_dp.cluster.slurm import slurm
 from tests.house.programs import run_program
 
-REQUEST = ClusterRequest(recipe=Path("r.yaml"), settings=("name=it's a run",), name="r", nodes=4, gpus=8)
+REQUEST = ClusterRequest(
+    recipe=Path("r.yaml"), settings=("name=it's a run",), name="r", nodes=4, gpus=8, memory="16Gi"
+)
 
 
 def options(text: str) -> dict[str, str]:
@@ -27,7 +29,7 @@ def test_it_asks_for_the_nodes_and_a_signal_before_the_limit() -> None:
     assert "requeue" in asked
     short = ClusterRequest(recipe=Path("r.yaml"), name="r", time="00:02:00")
     assert options(slurm(short, ""))["signal"] == "USR1@60"
-    assert "gpus-per-node" not in options(slurm(short, ""))
+    assert not {"gpus-per-node", "mem"} & options(slurm(short, "")).keys()  # the cluster's default
     assert ClusterRequest(recipe=Path("r"), name="r", time="1-02:00:30").seconds == 26 * 3600 + 30
 
 
