@@ -18,9 +18,9 @@ _SHORTEST = 60  # seconds
 class ClusterRequest:
     """A recipe on `nodes` machines, with `ranks` processes on each of them.
 
-    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi", or "" for the engine's default. `folder` is
-    the run's, on a disk that all nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the request
-    to stop until the end.
+    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi", or "" for the engine's default. `folder`
+    is the run's, on a disk that all nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the
+    request to stop until the end.
     """
 
     recipe: Path
