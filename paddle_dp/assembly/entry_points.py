@@ -35,9 +35,7 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     for row in rows:
         name, support = row["class"], row["support"]
         print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
-    content = {"checkpoint": checkpoint.name, "samples": result.samples, **result.numbers, "per_class": rows}
-    if result.available is not None:
-        content["available"] = result.available
+    content = {"checkpoint": checkpoint.name, **result.content, "per_class": rows}
     if result.confusion is not None:
         content["confusion"] = result.confusion.tolist()
     (folder / "evaluation.json").write_text(as_json(content, indent=1))

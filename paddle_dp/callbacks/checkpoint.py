@@ -298,11 +298,10 @@ class CheckpointCallback(Callback):
     def _remembered(self, step: int) -> float | None:
         """The best number so far; None if it was recorded after `step`, from which the run resumes, or is one of other
         held-out samples."""
-        best, loader = checkpoints.best(self.folder), self.run.test_loader
+        best, samples = checkpoints.best(self.folder), self.run.evaluation_samples
         if best is None or checkpoints.step_of(best) > step:
             return None
         numbers = checkpoints.best_numbers(self.folder)
-        samples = loader.sampler.samples if loader is not None else 0
         if (before := numbers.get(_SAMPLE_COUNT, samples)) != samples:
             self._warn(
                 f"{best.name} was the best of {before} held-out samples, and {samples} are evaluated now: the best is "

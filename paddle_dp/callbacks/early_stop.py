@@ -71,8 +71,7 @@ class EarlyStop(Callback):
     def _read(self) -> list[list[float]]:
         try:
             content = json.loads(self.path.read_bytes())
-            loader = self.run.test_loader
-            samples = loader.sampler.samples if loader is not None else 0
+            samples = self.run.evaluation_samples
             same = content["watch"] == self.config.watch and content.get("held_out", samples) == samples
             return [[int(step), float(value)] for step, value in content["history"]] if same else []
         except (OSError, ValueError, KeyError, TypeError):

@@ -75,9 +75,7 @@ class Evaluate(Callback):
 
     def _content(self, moment: Moment, evaluation: Evaluation) -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}
-        content |= {"samples": evaluation.samples, **evaluation.numbers}
-        if evaluation.available is not None:
-            content["available"] = evaluation.available
+        content |= evaluation.content
         if self.config.per_class and evaluation.confusion is not None:
             content["per_class"] = evaluation.per_class()
         if self.config.confusion and evaluation.confusion is not None:

@@ -51,6 +51,12 @@ class Evaluation:
         return [name for name, value in self.numbers.items() if not math.isfinite(value)]
 
     @property
+    def content(self) -> dict[str, Any]:
+        """The fields of evaluation.json: samples, of how many if only some were evaluated, and the numbers."""
+        available = {} if self.available is None else {"available": self.available}
+        return {"samples": self.samples, **available, **self.numbers}
+
+    @property
     def counted(self) -> str:
         """ "each of the 360 held-out samples counted once", "each of 100 of the 360 …"."""
         if self.samples == (self.available or 1):

@@ -62,6 +62,11 @@ class Run:
     def steps_per_epoch(self) -> int:
         return self.train_loader.batches
 
+    @property
+    def evaluation_samples(self) -> int:
+        """The number of samples of each evaluation; 0 without held-out data."""
+        return 0 if self.test_loader is None else self.test_loader.sampler.samples
+
     @classmethod
     def plain(cls, mesh: Mesh, loader: Loader, folder: str | Path = "runs/run") -> Run:
         """A run without a recipe."""
