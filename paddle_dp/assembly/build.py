@@ -12,8 +12,8 @@ import paddle
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec, begin, find_checkpoint
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.core.loss import loss_of
 from paddle_dp.core.parameter_groups import base_of, group
+from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.learner import Learner, Task
@@ -83,7 +83,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
     return Task(
         model=model,
-        loss=loss_of(recipe.loss, model, recipe.model.name),
+        loss=loss_of_recipe(recipe, model),
         optimizer=recipe.optimizer.build,
         schedule=schedule,
         precision=recipe.train.precision,

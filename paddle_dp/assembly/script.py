@@ -13,6 +13,7 @@ import numpy as np
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
 from paddle_dp.core.parameter_groups import base_of, group
+from paddle_dp.core.turns import make_turns
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
@@ -32,6 +33,7 @@ from paddle_dp.part import (
     read_settings,
 )
 from paddle_dp.part.call import config_of, validate_callable
+from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import (
     Ema,
     EvaluationSettings,
@@ -42,6 +44,8 @@ from paddle_dp.recipe import (
     Precision,
     Recipe,
     Train,
+    TurnSettings,
+    check_turns,
 )
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
@@ -78,7 +82,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     kind: Callable[..., T],
     *,
     model: paddle.nn.Layer,
-    loss: Callable[[Any, Any], Any] | NameOrSettings,
+    loss: Callable[[Any, Any], Any] | NameOrSettings | None = None,
     optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | NameOrSettings,
     train: Dataset,
     batch: int,
@@ -103,6 +107,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     load: Load | Mapping[str, Any] | str | Path | None = None,
     ema: Ema | Mapping[str, Any] | None = None,
     mix: Mix | Mapping[str, Any] | None = None,
+    turns: Mapping[str, Mapping[str, Any]] | None = None,
     evaluation: EvaluationSettings | Mapping[str, Any] | None = None,
     adapter: NameOrSettings | None = None,
     cuts: Mapping[str, str] | None = None,
@@ -117,6 +122,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         reading: `each` rank reads them, or `scatter`: rank 0 reads for all (docs/parallelism.md). Then the other
             ranks' arguments are ignored, and may be anything but None.
         loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
+        turns: in place of `loss`, several losses that each train some of the parameters, such as
+            {"critic": {"match": ["critic.*"], "loss": …}, "actor": {"match": ["actor.*"], "loss": …}} (docs/turns.md).
         optimizer: a finished one, a class of them, or a function of (learning rate, named parameters).
         length: "3 epochs"; the default length of `fit()`, over which a schedule is spread.
         dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
@@ -169,7 +176,11 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             refuse_overrides(callback)
     if test is None:  # the default callbacks include `evaluate`, which needs held-out data
         chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
-    loss_function, scored = _loss(loss), [_metric(metric) for metric in metrics]
+    turn_settings, turn_losses = _turns(turns or {})
+    if bool(turn_settings) == (loss is not None):
+        raise UsageError("Trainer.of: give a loss, or turns, each of which has a loss.")
+    loss_function = _loss(loss) if loss is not None else make_turns(turn_settings, model, "", turn_losses)
+    scored = [_metric(metric) for metric in metrics]
     _annotate(model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks)
 
     update = _read_named("optimizers", optimizer) if isinstance(optimizer, (str, Mapping)) else None
@@ -178,6 +189,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     if update:
         update.prepare(model)
     base, added = base_of(model, before)
+    if turn_settings:
+        turns_of({name: turn.match for name, turn in turn_settings.items()}, model)
 
     def task(steps: int, steps_per_epoch: int) -> Task:
         return Task(
@@ -199,11 +212,16 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         guard=_settings(Guard, guard or {}, "guard"),
         ema=None if ema is None else _settings(Ema, ema, "ema"),
         mix=None if mix is None else _settings(Mix, mix, "mix"),
+        turns=turn_settings,
         evaluation=_settings(EvaluationSettings, evaluation or {}, "evaluation"),
         strategy=_read_named("strategies", strategy),
         train=settings,
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),
     )
+    try:
+        check_turns(recipe)
+    except ValueError as error:
+        raise UsageError(f"Trainer.of.{error}.") from None
     setup = TrainerSpec(
         name=run_folder.name,
         folder=run_folder,
@@ -369,6 +387,20 @@ def _settings(kind: type[S], value: Any, key: str) -> S:
     if isinstance(value, kind):
         return value
     return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
+
+
+def _turns(value: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TurnSettings], dict[str, Any]]:
+    """The settings of turns, and the losses that are callables, by turn."""
+    losses = {name: turn["loss"] for name, turn in value.items() if callable(turn.get("loss"))}
+    settings = {
+        name: _settings(
+            TurnSettings,
+            {k: v for k, v in turn.items() if k != "loss" or name not in losses},
+            f"turns.{name}",
+        )
+        for name, turn in value.items()
+    }
+    return settings, losses
 
 
 def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:

@@ -12,7 +12,6 @@ from typing import TypeVar
 from paddle import nn
 
 from paddle_dp.axes.tensor.layers import check_padding
-from paddle_dp.core.loss import loss_of
 from paddle_dp.core.optimizer import (
     Rate,
     check_dense,
@@ -23,6 +22,7 @@ from paddle_dp.core.optimizer import (
     check_ungrouped,
     take_clips,
 )
+from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.errors import UsageError
 from paddle_dp.model.compiled import check_compiles
 from paddle_dp.model.recompute import check_recompute
@@ -56,7 +56,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
     check_recompute(model, layout.recompute)
     if "optimizer" not in recipe.model_fields_set:
         return
-    loss_of(recipe.loss, model, recipe.model.name)
+    loss_of_recipe(recipe, model)
     _check_optimizer(recipe, model, layout, splits)
     if layout.degrees.tensor > 1:
         for parent in model.sublayers(include_self=True):

@@ -33,6 +33,7 @@ from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.core.trial import Result, TrialRunner, random_state
+from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.learner_checks import attributes_of
@@ -84,6 +85,8 @@ class OutputProbe(Loss):
 
 def is_known(loss: Loss) -> bool:
     """Whether a loss needs no trial: it is in this package, or is meant to compare samples."""
+    if isinstance(loss, TurnsLoss):
+        return all(is_known(turn.loss) for turn in loss.turns)
     return (
         loss.function is None
         or type(loss.function).__module__.startswith("paddle_dp.")

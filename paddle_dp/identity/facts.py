@@ -37,7 +37,7 @@ from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
-from paddle_dp.recipe import Ema, EvaluationSettings, Guard, Mix, Recipe
+from paddle_dp.recipe import Ema, EvaluationSettings, Guard, Mix, Recipe, TurnSettings
 from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
@@ -265,6 +265,7 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     settings = {
         "strategy": requested.strategy.settings, "train": train, "guard": _as_texts(requested.guard),
         "ema": _as_texts(requested.ema), "mix": _as_texts(requested.mix),
+        "turns": {name: _as_texts(turn) for name, turn in requested.turns.items()},
         "evaluation": _as_texts(requested.evaluation),
         "dataset.reading": requested.dataset.reading, **setup.named_settings,
     }  # fmt: skip
@@ -272,7 +273,9 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     return {"code of the script": script_code(), **module_code(), **facts}
 
 
-def _as_texts(settings: Guard | Ema | Mix | EvaluationSettings | None) -> dict[str, str | None] | None:
+def _as_texts(
+    settings: Guard | Ema | Mix | EvaluationSettings | TurnSettings | None,
+) -> dict[str, str | None] | None:
     values = {} if settings is None else vars(settings)
     return {name: None if value is None else str(value) for name, value in values.items()} or None
 
@@ -299,6 +302,7 @@ def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, if it has one."""
     parts = (
         recipe.model, *_datasets(recipe.dataset), recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy,
+        *(turn.loss for turn in recipe.turns.values()),
     )  # fmt: skip
     return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
 
@@ -315,7 +319,10 @@ def recipe_facts(recipe: Recipe) -> dict[str, Any]:
     """The resolved recipe by dotted key, without the keys in MAY_DIFFER."""
     content = recipe.model_dump(mode="json")
     comparable = {key: value for key, value in content.items() if key not in MAY_DIFFER}
-    return {name: fact for key, value in comparable.items() for name, fact in flat(key, value).items()}
+    order = {"order of turns": list(recipe.turns)} if recipe.turns else {}
+    return {
+        name: fact for key, value in comparable.items() for name, fact in flat(key, value).items()
+    } | order
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:

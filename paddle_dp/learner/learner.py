@@ -23,6 +23,7 @@ from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.trial import buffers_before
+from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner_checks import LearnerCheck, UnsavedState, overriding
@@ -118,8 +119,9 @@ class Learner:
         # A stage, or a server of frozen weights, may have no parameters, but Paddle's methods access the first one.
         self._updates_parameters = bool(updated)
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
-        # Parameters without a gradient on any rank in the first update; None before it.
-        self._unused: frozenset[str] | None = None
+        self._turn = ""  # the running one, if the model is trained in turns
+        # Parameters without a gradient on any rank in the first update, by turn; a missing turn had none yet.
+        self._unused: dict[str, frozenset[str]] = {}
         self._metric_names: list[str] = []
 
     @property
@@ -142,19 +144,54 @@ class Learner:
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
         heartbeat.enter("forward")
-        update = self.rate.steps + 1
-        self.mode = mode = self.weights.begin_update(update)
+        self.mode = mode = self.weights.begin_update(self.rate.steps + 1)
         undo = buffers_before(self.model, self.loss.owner) if accept else None
         batch, collect = self.mixed.cast_batch(batch), collect_metrics or accept is not None
         for check in self._before_update:
             check(mode)
+        if isinstance(self.loss, TurnsLoss):
+            metrics = self._take_turns(self.loss, batch, collect)
+        else:
+            metrics = self._train(batch, collect, accept, undo)
+        self.rate.step()
+        self.after_update()
+        return metrics
+
+    def _take_turns(self, loss: TurnsLoss, batch: Batch, collect: bool) -> dict[str, float] | None:
+        """One update of the parameters of each turn that is due, one after the other. Collective."""
+        due = [turn for turn in loss.turns if turn.every.due_at_step(self.rate.steps + 1)]
+        metrics: dict[str, dict[str, float]] = {}
+        empty = []
+        for turn in due:
+            self._turn = turn.name
+            self.weights.wait()  # for the weights of the turn before, which layers read without their forward, too
+            with loss.during(turn, self.placed.named_trainable):
+                metrics[turn.name] = self._train(turn.batch(batch), collect) or {}
+            empty.append(self.empty)
+        self.empty = all(empty)
+        return joined(metrics) if collect else None
+
+    def _train(
+        self,
+        batch: Batch,
+        collect: bool,
+        accept: Accept | None = None,
+        undo: Callable[[], None] | None = None,
+    ) -> dict[str, float] | None:
+        """One update of the parameters that get gradients: of all, or of a turn's. `undo` restores what the forward has
+        changed. Collective."""
+        update, mode = self.rate.steps + 1, self.mode
         known = mode.counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
         mode.exchange.begin_update(update, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
         local_sums, counted = self.run(batch, divisor, collect)
         heartbeat.enter("exchange")
         missing = mode.exchange.finish()
-        if mode.exchange.missing == "refuse" and (missing or self._unused is None) and self.mesh.ranks > 1:
+        if (
+            mode.exchange.missing == "refuse"
+            and (missing or self._turn not in self._unused)
+            and self.mesh.ranks > 1
+        ):
             self._refuse_missing(missing)
         count = mode.counter.total(counted) if known is None else known
         self.empty = count == 0
@@ -168,8 +205,6 @@ class Learner:
         elif usable:
             self.update()
         self._clear_gradients()
-        self.rate.step()
-        self.after_update()
         return metrics
 
     def run(
@@ -275,9 +310,9 @@ class Learner:
         """Raises DivergenceError for a gradient that only some ranks lack, or that the exchange waits for."""
         lacking = {id(self.trainable[index]) for index in missing}
         names = [name for name, parameter in self.placed.named_trainable if id(parameter) in lacking]
-        self._unused = check_gradients(names, self.mesh, self._unused)
-        if self._unused and self.exchange.waits_for_all:
-            raise DivergenceError(_NEVER_USED.format(min(self._unused)))
+        unused = self._unused[self._turn] = check_gradients(names, self.mesh, self._unused.get(self._turn))
+        if unused and self.exchange.waits_for_all:
+            raise DivergenceError(_NEVER_USED.format(min(unused)))
 
     def _unscale(self, factor: float) -> bool:
         """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not

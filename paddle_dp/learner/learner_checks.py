@@ -159,14 +159,15 @@ class UnusedCheck(LearnerCheck):
     """Prints once, on the first rank, the trained parameters without a gradient on any rank."""
 
     def __init__(self, placed: PlacedModel):
-        self._placed, self._done = placed, False
+        self._placed = placed
+        self._watched = dict(placed.named_trainable)  # until their first update; a turn updates some of them
 
     def after_exchange(self, update: int, empty: bool) -> None:
-        if self._done or empty:
+        if not self._watched or empty:
             return
-        self._done = True
         mesh = self._placed.mesh
-        present = {name: parameter.grad is not None for name, parameter in self._placed.named_trainable}
+        updated = [name for name, parameter in self._watched.items() if not parameter.stop_gradient]
+        present = {name: self._watched.pop(name).grad is not None for name in updated}
         lacking = gathered_names([name for name, has_gradient in present.items() if not has_gradient], mesh)
         used = set(gathered_names([name for name in lacking if present.get(name)], mesh)) if lacking else ()
         unused = [name for name in lacking if name not in used]

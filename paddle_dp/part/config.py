@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import keyword
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -159,8 +160,13 @@ def settings_of(kind: Any) -> list[Setting]:
 def setting_at(kind: Any, path: Keys) -> Any:
     """The type of the setting at a path of keys, or None."""
     for key in path:
-        listed = isinstance(key, int) and get_origin(kind) in (tuple, list)
-        kind = get_args(kind)[0] if listed else fields_of(kind).get(str(key))
+        origin = get_origin(kind)
+        if isinstance(key, int) and origin in (tuple, list):
+            kind = get_args(kind)[0]
+        elif isinstance(origin, type) and issubclass(origin, Mapping):
+            kind = get_args(kind)[1]
+        else:
+            kind = fields_of(kind).get(str(key))
     return kind
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from paddle_dp.errors import Mistake, RecipeError, similar
-from paddle_dp.text import few
+from paddle_dp.text import and_more, few
 from paddle_dp.units import AboveZero, Fraction, Rate
 
 KEY = "groups"
@@ -175,6 +175,47 @@ def _is_frozen(name: str, layer: Any, groups: Sequence[ParameterGroup], default:
 def keeps_statistics(layer: Any) -> bool:
     """True if a layer is one of Paddle's BatchNorms, by its attributes."""
     return all(hasattr(layer, attribute) for attribute in ("_mean", "_variance", "_use_global_stats"))
+
+
+def turns_of(turns: Mapping[str, Sequence[str]], model: Any) -> dict[str, list[Any]]:
+    """The trained parameters of each turn, of which `turns` has the patterns.
+
+    Raises RecipeError for a pattern that matches no trained parameter, for trained parameters in no turn, which nothing
+    would train, and for one in two turns, whose optimizer state would mix both.
+    """
+    named = [
+        (names, parameter) for names, parameter in named_parameters(model) if not parameter.stop_gradient
+    ]
+    mistakes: list[Mistake] = []
+    for turn, patterns in turns.items():
+        for pattern in patterns:
+            if not any(is_match(pattern, names) for names, _ in named):
+                hint = known_names(pattern, [names for names, _ in named])
+                mistakes.append(_turn_mistake(turn, f"'{pattern}' matches no trained parameter.{hint}"))
+    by_turn: dict[str, list[Any]] = {turn: [] for turn in turns}
+    absent: list[str] = []
+    twice: dict[tuple[str, str], list[str]] = {}
+    for names, parameter in named:
+        owners = [turn for turn, patterns in turns.items() if any(is_match(p, names) for p in patterns)]
+        if not owners:
+            absent.append(names[0])
+            continue
+        by_turn[owners[0]].append(parameter)
+        if len(owners) > 1:
+            twice.setdefault((owners[0], owners[1]), []).append(names[0])
+    for (first, second), shared in twice.items():
+        mistakes.append(_turn_mistake(second, f"turn {first} trains '{shared[0]}'{and_more(shared)}, too"))
+    if absent:
+        text = f"none trains '{absent[0]}'{and_more(absent)}: add a turn, or freeze by optimizer.groups"
+        mistakes.append(_turn_mistake("", text))
+    if mistakes:
+        raise RecipeError(mistakes)
+    return by_turn
+
+
+def _turn_mistake(turn: str, text: str) -> Mistake:
+    path = ("turns", turn, "match") if turn else ("turns",)
+    return Mistake(where="", message=f"{'.'.join(path)}: {text}", path=path)
 
 
 def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: int) -> list[float | None]:

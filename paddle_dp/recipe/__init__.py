@@ -15,6 +15,8 @@ from paddle_dp.recipe.schema import (
     Precision,
     Recipe,
     Train,
+    TurnSettings,
+    check_turns,
     json_schema,
 )
 from paddle_dp.recipe.write import resolved, write_recipe
@@ -29,6 +31,8 @@ __all__ = [
     "Precision",
     "Recipe",
     "Train",
+    "TurnSettings",
+    "check_turns",
     "foreign_code",
     "json_schema",
     "read_recipe",

@@ -56,7 +56,7 @@ def check_all(
 
 def _may_have_loss(recipe: Recipe) -> bool:
     """False if a recipe names no loss and no layer in its model's file has one."""
-    if recipe.loss is not None:
+    if recipe.loss is not None or recipe.turns:
         return True
     kind: Any = type(recipe.model.config)
     origin = kind.called if issubclass(kind, Call) else kind

@@ -24,6 +24,7 @@ from pydantic import (
 from paddle_dp.errors import UsageError, near
 from paddle_dp.part import ErrorContext, Part, adapted, freeze, lazily, read_settings
 from paddle_dp.part.config import adapter
+from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe.shelf_schema import EditorSchema, OnShelf
 from paddle_dp.units import (
     AboveZero,
@@ -359,6 +360,31 @@ class Load:
                 raise ValueError(f"rename: '{pattern}' and '{replacement}' have unequal numbers of stars")
 
 
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnSettings:
+    """One of the turns in which a global batch trains the model: some of its parameters, by a loss that they have
+    alone, as a GAN's discriminator and generator ([turns.md](turns.md))."""
+
+    match: Annotated[tuple[str, ...], BeforeValidator(_listed)]
+    """Patterns of the parameters that this turn trains, such as `discriminator.*`, or layers. Each trained parameter is
+    in one turn. The others are fixed meanwhile."""
+
+    loss: Annotated[Part, OnShelf("losses")] | None = None
+    """The loss: a part. Without one, the model's method `<turn>_loss(outputs, targets)`."""
+
+    every: EverySteps = EverySteps(1, "steps")
+    """How often it has its turn: `every: 5 steps` leaves the turn out of four batches of five."""
+
+    def __post_init__(self) -> None:
+        check_steps(every=self.every)
+        if not self.match:
+            raise ValueError("match: is empty, so that nothing is trained")
+
+
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
 # Defaults of whole keys, filled in before the overrides, which may change them.
 DEFAULTS: dict[str, Any] = {
@@ -415,6 +441,10 @@ class Recipe(BaseModel):
     ema: Ema | None = None
     """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
 
+    turns: dict[str, TurnSettings] = {}
+    """Several losses, each of which trains some of the parameters, one after the other with each global batch:
+    `{discriminator: {match: discriminator.*}, generator: {match: generator.*}}`."""
+
     mix: Mix | None = None
     """Mixup and CutMix of the training images: `{mixup: 0.2, cutmix: 1.0}`."""
 
@@ -432,10 +462,12 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _groups_fit(self, info: ValidationInfo) -> Recipe:
-        """Checks the optimizer's groups and the adapter against the model, if it can be built without memory."""
-        if (self.optimizer.groups or self.adapter or hasattr(self.optimizer.config, "prepare")) and (
-            info.context or {}
-        ).get("tries", True):
+        """Checks the optimizer's groups, the adapter and turns against the model, if it can be built without memory."""
+        check_turns(self)
+        named = (
+            self.optimizer.groups or self.adapter or self.turns or hasattr(self.optimizer.config, "prepare")
+        )
+        if named and (info.context or {}).get("tries", True):
             try:
                 with lazily():
                     self.build_model()
@@ -447,18 +479,43 @@ class Recipe(BaseModel):
 
     def build_model(self) -> Any:
         """Builds the whole model with its adapter, and freezes parameters as the adapter and `optimizer.groups` ask.
-        Raises RecipeError for groups or an adapter that do not fit the model."""
+        Raises RecipeError for groups, an adapter or turns that do not fit the model."""
         model = self.model.build()
         if "optimizer" in self.model_fields_set:  # a script's stand-in recipe has none
             model, before = adapted(model, self.adapter, self.train.seed)
             freeze(model, self.optimizer.groups, before)
             self.optimizer.prepare(model)
+        if self.turns:
+            turns_of({name: turn.match for name, turn in self.turns.items()}, model)
         return model
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.output_dir).expanduser() if self.output_dir else Path("runs") / self.name
+
+
+def check_turns(recipe: Recipe) -> None:
+    """Raises ValueError for turns next to a setting that would act on one loss, or under a strategy without turns."""
+    if not recipe.turns:
+        return
+    if (
+        recipe.loss is not None and "optimizer" in recipe.model_fields_set
+    ):  # a script's stand-in holds the turns' loss
+        raise ValueError("loss: each of the turns has a loss: leave it out, or set turns.<name>.loss")
+    if min(turn.every.count for turn in recipe.turns.values()) > 1:
+        raise ValueError("turns: none has its turn in every step: leave `every` out of one of them")
+    settings = {
+        "guard": recipe.guard != Guard()
+        and "a turn cannot be refused once the turns before it have changed weights",
+        "train.compile": recipe.train.compile
+        and "a program is traced once, and each turn fixes other parameters",
+        "strategy": not recipe.strategy.config.takes_turns
+        and "take single, data_parallel without compress, or hybrid with data, sharding and tensor alone",
+    }
+    for key, reason in settings.items():
+        if reason:
+            raise ValueError(f"{key}: does not go with turns: {reason}")
 
 
 def json_schema() -> dict[str, Any]:

@@ -81,6 +81,12 @@ class StrategyConfig:
         return False
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether `place` can train a recipe's turns: some parameters are fixed during a forward and backward, and get
+        no gradient."""
+        return False
+
+    @property
     def may_lose_ranks(self) -> bool:
         """Whether a training continues after an expendable rank dies (`heartbeat.expendable`)."""
         return False

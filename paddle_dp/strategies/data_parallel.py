@@ -62,6 +62,10 @@ class Config(StrategyConfig):
         return self.recompute != Recompute() or self.find_unused_parameters
 
     @property
+    def takes_turns(self) -> bool:
+        return not self.compress
+
+    @property
     def exchange_settings(self) -> ExchangeSettings:
         """The settings by which `choose_exchange` chooses."""
         from paddle_dp.exchange.buckets import BucketSizes
@@ -118,6 +122,7 @@ class DataParallel:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
         from paddle_dp.core.consistency import check_equal
+        from paddle_dp.core.turns import TurnsLoss
         from paddle_dp.exchange.choose import choose_exchange
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.model.recompute import recomputed
@@ -137,6 +142,8 @@ class DataParallel:
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
         settings = self.config.exchange_settings
+        if isinstance(task.loss, TurnsLoss):  # other ranks' gradients are missing in a turn, too
+            settings = replace(settings, absent=True)
         parallel_model = self._wrap(prepared.model, settings.by_reducer(self.mesh.device))
         placed = prepared.placed()
         learner = prepared.learner(

@@ -103,6 +103,10 @@ class Config(StrategyConfig):
         return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
     @property
+    def takes_turns(self) -> bool:
+        return self.pipeline == 1 and self.sequence == 1
+
+    @property
     def partitions_model(self) -> bool:
         return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
 

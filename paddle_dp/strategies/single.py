@@ -20,6 +20,10 @@ class Config(StrategyConfig):
     def single_process(self) -> bool:
         return True
 
+    @property
+    def takes_turns(self) -> bool:
+        return True
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more than one rank."""
         _check(ranks)

@@ -19,6 +19,7 @@ from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.part import adapted, lazily
+from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, Sent, sent
@@ -32,7 +33,7 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
-from paddle_dp.text import amount, duration
+from paddle_dp.text import amount, duration, plural
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
@@ -71,6 +72,12 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
         group(model, recipe.optimizer.groups, before)
         remarks = recipe.optimizer.prepare(model)
+        turns = {name: turn.match for name, turn in recipe.turns.items()}
+        remarks += [
+            f"turn {name}, every {recipe.turns[name].every}: {plural(len(trained), 'parameter', 'parameters')}, "
+            f"{sum(int(parameter.size) for parameter in trained):,} numbers"
+            for name, trained in (turns_of(turns, model) if turns else {}).items()
+        ]
         blocks: Blocks = describe_weights(model)
     if recipe.optimizer.groups or recipe.adapter:
         yield from describe_groups(model, recipe.optimizer.groups)

@@ -14,7 +14,8 @@ import numpy as np
 
 from paddle_dp.assembly.build import dataset
 from paddle_dp.assembly.inputs import Inputs
-from paddle_dp.core.loss import Loss, as_loss, loss_of, number
+from paddle_dp.core.loss import Loss, as_loss, number
+from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
@@ -66,7 +67,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     varies = recipe.loader.collate == "batch"
     inputs = Inputs.read(recipe.folder) or Inputs.from_dataset(dataset(recipe, "test"), varies)
     model = _trained(recipe, options, mesh)
-    loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
+    loss = as_loss(loss_of_recipe(recipe, model))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
     answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
     screen = _Table(sys.stdout) if options.get("csv") else _Lines(options.get("top") or 3)
