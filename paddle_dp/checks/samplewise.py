@@ -222,18 +222,19 @@ class _Trial:
         """Totals and counts of the loss, called with the chunk's rows of all samples' outputs; no totals if the outputs
         have no sample dim."""
         learner, first = self.learner, self.first
-        with learner.runner.draws.scope(self._batch, first), learner.mixed.context(), paddle.no_grad():
+        scope = learner.runner.draws.scope(self._batch, first)
+        with scope, learner.mixed.context(), paddle.no_grad():
             outputs = call(learner.model, first.inputs, plain_forward(learner.model))
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
-            outputs, before = _rows(outputs, slice(start, start + chunk.samples)), random_state()
+            outputs, before = _rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
             called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
             return {
                 "totals": [number(total) for total, _ in called],
                 "counts": [number(count) for _, count in called],
-                "drew": random_state() != before,
+                "drew": _drawn(scope) != before,
                 "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
             }
 
@@ -316,6 +317,11 @@ class _Trial:
             "total": number(total), "names": list(sketched), "arrays": list(sketched.values()),
             "drew": bool(watch.kinds_by_layer or watch.doubted),
         }  # fmt: skip
+
+
+def _drawn(scope: Any) -> Any:
+    """Changes with each random number: of the generators, and of a `Scope`, which draws exact masks of dropout."""
+    return random_state(), dict(getattr(scope, "calls", {}))
 
 
 def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:

@@ -1,0 +1,326 @@
+"""Turns: each trains some of the parameters by a loss of its own, and equals a loop by hand, on any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+
+from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.core.loss import as_loss
+from paddle_dp.core.turns import Turn, TurnsLoss, joined
+from paddle_dp.errors import LossError, RecipeError, UsageError
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train import Callback
+from paddle_dp.units import EverySteps
+from tests.ranks import run_ranks
+
+SAMPLES, BATCH, EPOCHS = 22, 6, 2  # the last batch of an epoch has 4
+
+
+class Pairs:
+    """Noise [3], and a real vector [5]."""
+
+    def __init__(self) -> None:
+        draw = np.random.RandomState(0)
+        self.noise = draw.randn(SAMPLES, 3).astype("float64")
+        self.real = draw.rand(SAMPLES, 5).astype("float64")
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        return self.noise[i], self.real[i]
+
+
+class Adversaries(nn.Layer):
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 5))
+        self.discriminator = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Dropout(drop), nn.Linear(8, 1))
+
+    def forward(self, noise: Any) -> Any:
+        return self.generator(noise)
+
+    def discriminator_loss(self, generated: Any, real: Any) -> Any:
+        return F.softplus(-self.discriminator(real)) + F.softplus(self.discriminator(generated.detach()))
+
+    def generator_loss(self, generated: Any, real: Any) -> Any:
+        return F.softplus(-self.discriminator(generated))
+
+
+def model_of(drop: float = 0.0) -> Adversaries:
+    paddle.seed(5)
+    return Adversaries(drop)
+
+
+class Recorder(Callback):
+    """The numbers of every step, and of the last evaluation."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.held_out: dict[str, float] = {}
+
+    def step(self, moment: Any) -> None:
+        self.rows.append({name: value for name, value in moment.numbers.items() if name.endswith("loss")})
+
+    def evaluated(self, moment: Any, evaluation: Any) -> None:
+        self.held_out = dict(evaluation.numbers)
+
+
+def train(
+    folder: str,
+    drop: float = 0.0,
+    every: int = 1,
+    resume: bool = False,
+    epochs: int = EPOCHS,
+    **settings: Any,
+) -> Any:
+    """Trains on all ranks; returns the weights that this rank has, the losses of each step, and held-out numbers."""
+    data, recorder = Pairs(), Recorder()
+    trainer = Trainer.of(
+        model=model_of(drop),
+        turns={
+            "discriminator": {"match": ["discriminator"]},
+            "generator": {"match": "generator.*", "every": f"{every} steps"},
+        },
+        optimizer={"use": "adamw", "weight_decay": 0.01, "beta1": 0.5},
+        schedule={"use": "constant", "learning_rate": 1e-2},
+        train=data, test=data, batch=BATCH, length=f"{EPOCHS} epochs", precision="float64",
+        callbacks=[recorder, "evaluate", {"use": "checkpoint", "every": "1 epoch"}], folder=folder, resume=resume,
+        **settings,
+    )  # fmt: skip
+    trainer.fit(f"{epochs} epochs")
+    stored = [
+        (name, p) for name, p in trainer.learner.placed.named_parameters() if p._is_initialized() and p.size
+    ]
+    return [{name: p.numpy() for name, p in stored}, recorder.rows, recorder.held_out]
+
+
+def train_each(folder: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One case after the other in the same ranks."""
+    return {name: train(f"{folder}/{name}", **case) for name, case in cases.items()}
+
+
+def by_hand(every: int = 1) -> Any:
+    """The same training, as a plain loop in float64."""
+    model, data = model_of(), Pairs()
+    model.to(dtype="float64")
+    nets = {"discriminator": model.discriminator, "generator": model.generator}
+    optimizers = {
+        name: paddle.optimizer.AdamW(
+            1e-2, beta1=0.5, parameters=net.parameters(), weight_decay=0.01,
+            apply_decay_param_fun=lambda name: ".w_" in name,  # a recipe's adamw decays no biases
+        )
+        for name, net in nets.items()
+    }  # fmt: skip
+    rows, step = [], 0
+    for epoch in range(EPOCHS):
+        order = order_of(epoch)
+        for start in range(0, SAMPLES, BATCH):
+            chosen = order[start : start + BATCH]
+            noise, real = paddle.to_tensor(data.noise[chosen]), paddle.to_tensor(data.real[chosen])
+            step, row = step + 1, {}
+            for name, optimizer in optimizers.items():
+                if name == "generator" and step % every:
+                    continue
+                loss = getattr(model, f"{name}_loss")(model(noise), real).mean()
+                loss.backward()
+                optimizer.step()
+                for each in optimizers.values():
+                    each.clear_grad()
+                row[f"{name}_loss"] = float(loss)
+            rows.append(row)
+    return {name: p.numpy() for name, p in model.named_parameters()}, rows
+
+
+def order_of(epoch: int) -> np.ndarray:
+    from paddle_dp.data import Sampler
+    from paddle_dp.mesh import Mesh
+
+    return Sampler.for_dataset(Pairs(), BATCH, Mesh.alone(), seed=0, shuffle=True).order(epoch)
+
+
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "every": {"every": 3, "drop": 0.3, "micro_batches": 2}}
+HYBRID: dict[str, dict[str, Any]] = {
+    f"zero{stage}": {"strategy": {"use": "hybrid", "sharding": 2, "sharding_stage": stage}}
+    for stage in (3, 2, 1)
+} | {
+    "bucketed": {"strategy": {"use": "data_parallel", "exchange": "bucketed"}},
+    "after": {"strategy": {"use": "data_parallel", "exchange": "after"}},
+}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_ranks(train_each, 1, str(tmp_path_factory.mktemp("one")), CASES)[0]
+
+
+def assert_same(result: Any, reference: Any, tolerance: float = 1e-12) -> None:
+    weights, rows, held_out = result
+    assert weights, "no weights were compared"
+    for name, weight in weights.items():
+        np.testing.assert_allclose(weight, reference[0][name], atol=tolerance, err_msg=name)
+    assert [row.keys() for row in rows] == [row.keys() for row in reference[1]]
+    for row, expected in zip(rows, reference[1], strict=True):
+        np.testing.assert_allclose(list(row.values()), list(expected.values()), rtol=tolerance)
+    if held_out or reference[2:]:
+        assert held_out == pytest.approx(reference[2], rel=tolerance)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_turns_are_the_loop_by_hand(one: dict[str, Any], every: int, tmp_path: Path) -> None:
+    """Each with an optimizer of its own; the generator's forward reads the discriminator that was just updated."""
+    weights, rows = by_hand(every)
+    result = one["plain"] if every == 1 else train(str(tmp_path), every=every)
+    losses = [{key: row[key] for key in row if key != "loss"} for row in result[1]]
+    for name, weight in weights.items():
+        np.testing.assert_allclose(result[0][name], weight, atol=1e-12, err_msg=name)
+    assert losses == [pytest.approx(row, rel=1e-12) for row in rows]
+    assert [("generator_loss" in row) for row in losses] == [
+        step % every == 0 for step in range(1, len(rows) + 1)
+    ]
+
+
+def compare(one: dict[str, Any], folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> None:
+    for rank in run_ranks(train_each, ranks, str(folder), cases, timeout=300):
+        for name, result in rank.items():
+            assert_same(result, one[name if name in CASES else "plain"])
+
+
+def test_on_two_ranks(one: dict[str, Any], tmp_path: Path) -> None:
+    compare(one, tmp_path, 2, {"every": CASES["every"], "zero3": HYBRID["zero3"]})
+
+
+@pytest.mark.long
+def test_in_every_layout(one: dict[str, Any], tmp_path: Path) -> None:
+    """Shares of 6 samples on 3 ranks, of 4 in the last batch of an epoch: unequal ones."""
+    compare(one, tmp_path / "2", 2, {"plain": {}, **HYBRID})
+    compare(one, tmp_path / "3", 3, CASES)
+
+
+def test_evaluation_has_the_numbers_of_each_turn(one: dict[str, Any]) -> None:
+    model, data = model_of(), Pairs()
+    model.to(dtype="float64")
+    model.set_state_dict({name: paddle.to_tensor(np.array(w)) for name, w in one["plain"][0].items()})
+    generated, real = model(paddle.to_tensor(data.noise)), paddle.to_tensor(data.real)
+    losses = {f"{name}_loss": float(getattr(model, f"{name}_loss")(generated, real).mean())
+              for name in ("discriminator", "generator")}  # fmt: skip
+    assert one["plain"][2] == pytest.approx({"loss": sum(losses.values()), **losses}, rel=1e-12)
+
+
+def resumed(folder: str) -> Any:
+    """Ends after the first epoch, and goes on from its checkpoint."""
+    train(folder, drop=0.3, every=3, epochs=1)
+    return train(folder, drop=0.3, every=3, resume=True)
+
+
+def unbroken(folder: str) -> Any:
+    return train(folder, drop=0.3, every=3)
+
+
+def test_resume_is_bit_equal(tmp_path: Path) -> None:
+    """Also the turn that is left out in some steps goes on with the right one."""
+    for one_rank, all_at_once in zip(
+        run_ranks(resumed, 2, str(tmp_path / "resumed")),
+        run_ranks(unbroken, 2, str(tmp_path / "once")),
+        strict=True,
+    ):
+        assert one_rank[0] == all_at_once[0] and one_rank[1] == all_at_once[1][-len(one_rank[1]) :]
+
+
+# One process, arithmetic ----------------------------------------------------------------------------------------------
+
+
+def turn(name: str, loss: Any, number: int = 0, match: Sequence[str] = ("*",)) -> Turn:
+    return Turn(name=name, number=number, match=match, loss=as_loss(loss), every=EverySteps(1, "steps"))
+
+
+def test_a_turn_fixes_the_other_parameters_and_frees_them_again() -> None:
+    model = model_of()
+    loss = TurnsLoss([turn("a", model.generator_loss, match=["generator.*"])])
+
+    def step() -> None:
+        with loss.during(loss.turns[0], list(model.named_parameters())):
+            trained = [name for name, p in model.named_parameters() if not p.stop_gradient]
+            assert trained == [
+                f"generator.{layer}.{tensor}" for layer in (0, 2) for tensor in ("weight", "bias")
+            ]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        step()
+    assert not any(p.stop_gradient for p in model.parameters())
+
+
+def test_losses_that_count_differently_are_not_added_up() -> None:
+    loss = TurnsLoss([turn("a", lambda x, y: x.sum(-1)), turn("b", lambda x, y: x)])
+    with pytest.raises(LossError, match="turns a and b count 2 and 6"):
+        loss(paddle.ones([2, 3]), paddle.ones([2]))
+
+
+def test_the_numbers_of_turns_are_joined() -> None:
+    rows = {"a": {"loss": 1.0, "acc1": 0.5, "gradient_norm": 3.0}, "b": {"loss": 2.0, "gradient_norm": 4.0}}
+    assert joined(rows) == {
+        "loss": 3.0, "a_loss": 1.0, "a_acc1": 0.5, "a_gradient_norm": 3.0, "b_loss": 2.0, "b_gradient_norm": 4.0,
+        "gradient_norm": 5.0,
+    }  # fmt: skip
+    rows["b"] = {"loss": math.nan, "gradient_norm": 0.0}  # nothing in the batch counted
+    assert joined(rows)["loss"] == 1.0
+
+
+GAN = Path(__file__).parents[2] / "configs" / "digits_gan.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "turns.generator.match=[gen.*]",
+            "'gen.*' matches no trained parameter. Some are generator.0.weight",
+        ),
+        ("turns.generator.match=[generator.0]", "none trains 'generator.2.weight' and 3 more"),
+        (
+            "turns.generator.match=[discriminator,generator]",
+            "turn discriminator trains 'discriminator.0.weight' and 5",
+        ),
+        ("turns.generator.evry=2 steps", "turns.generator has no setting 'evry'. Did you mean 'every'"),
+        ("turns.generator.every=1 epoch", "is not a quantity like '50 steps'"),
+        ("turns.generator.match=[]", "turns.generator.match: is empty"),
+        ("loss={use: mean_squared_error}", "each of the turns has a loss"),
+        ("strategy={use: local_sgd}", "strategy: does not go with turns"),
+        ("strategy={use: hybrid, pipeline: 2}", "strategy: does not go with turns"),
+        ("strategy.compress=bfloat16", "strategy: does not go with turns"),
+        ("guard.non_finite=skip", "guard: does not go with turns"),
+        ("train.compile=true", "train.compile: does not go with turns"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_door(override: str, message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        read_recipe(GAN, [override])
+    assert message in str(error.value)
+
+
+def test_a_turn_that_is_never_due_is_refused() -> None:
+    with pytest.raises(RecipeError, match="none has its turn in every step"):
+        read_recipe(GAN, ["turns.generator.every=2 steps", "turns.discriminator.every=3 steps"])
+
+
+def test_a_script_gives_a_loss_or_turns(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give a loss, or turns"):
+        Trainer.of(model=model_of(), optimizer="sgd", train=Pairs(), batch=2, folder=str(tmp_path))
+
+
+def test_a_turn_without_a_loss_is_refused(tmp_path: Path) -> None:
+    turns = {"critic": {"match": ["*"]}}
+    with pytest.raises(UsageError, match=r"no method critic_loss\(outputs, targets\)"):
+        Trainer.of(
+            model=model_of(), optimizer="sgd", train=Pairs(), batch=2, folder=str(tmp_path), turns=turns
+        )
