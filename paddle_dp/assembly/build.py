@@ -13,6 +13,7 @@ from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec, begin, find
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.parameter_groups import base_of, group
+from paddle_dp.core.turn_optimizers import make_optimizer_of
 from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
@@ -84,7 +85,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
     return Task(
         model=model,
         loss=loss_of_recipe(recipe, model),
-        optimizer=recipe.optimizer.build,
+        optimizer=make_optimizer_of(recipe),
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,

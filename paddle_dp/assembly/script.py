@@ -13,6 +13,7 @@ import numpy as np
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
 from paddle_dp.core.parameter_groups import base_of, group
+from paddle_dp.core.turn_optimizers import MakeTurnOptimizers
 from paddle_dp.core.turns import make_turns
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
@@ -196,7 +197,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         return Task(
             model=model,
             loss=loss_function,
-            optimizer=_optimizer(optimizer),
+            optimizer=_optimizer_of_turns(turn_settings, update) or _optimizer(optimizer),
             schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
             precision=settings.precision,
             dropout=settings.dropout,
@@ -387,6 +388,18 @@ def _settings(kind: type[S], value: Any, key: str) -> S:
     if isinstance(value, kind):
         return value
     return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
+
+
+def _optimizer_of_turns(turns: Mapping[str, TurnSettings], optimizer: Part | None) -> Any:
+    """The function that makes the optimizers of turns; None if no turn names one. Raises UsageError for a finished
+    optimizer of the other turns."""
+    if all(turn.optimizer is None for turn in turns.values()):
+        return None
+    if optimizer is None and any(turn.optimizer is None for turn in turns.values()):
+        raise UsageError(
+            'Trainer.of.turns: some name an optimizer: give the others\' by its word, too, such as "adamw".'
+        )
+    return MakeTurnOptimizers(optimizer, turns)
 
 
 def _turns(value: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TurnSettings], dict[str, Any]]:

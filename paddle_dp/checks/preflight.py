@@ -22,6 +22,7 @@ from paddle_dp.core.optimizer import (
     check_ungrouped,
     take_clips,
 )
+from paddle_dp.core.turn_optimizers import make_optimizer_of
 from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.errors import UsageError
 from paddle_dp.model.compiled import check_compiles
@@ -70,7 +71,9 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
     except Exception:  # noqa: BLE001 - it may not fit that length
         schedule = None
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-    optimizer = built_without_memory(lambda: recipe.optimizer.build(schedule() if schedule else 0.1, named))
+    optimizer = built_without_memory(
+        lambda: make_optimizer_of(recipe)(schedule() if schedule else 0.1, named)
+    )
     if optimizer is None:
         return
     check_not_wrapper(optimizer)

@@ -14,6 +14,7 @@ from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimize
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
+from paddle_dp.core.turn_optimizers import TurnOptimizers
 from paddle_dp.core.updates.adafactor import Adafactor
 from paddle_dp.core.updates.lars import Lars
 from paddle_dp.core.updates.lion import Lion
@@ -156,6 +157,8 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
 
     Raises UsageError for an optimizer that takes a norm over a parameter: over a slice it is another number.
     """
+    if isinstance(optimizer, TurnOptimizers):
+        return [text for member in optimizer.members for text in check_elementwise(member, tensor)]
     name = type(optimizer).__name__
     if tensor == 1 or type(optimizer) in _ELEMENTWISE:
         return []
@@ -180,6 +183,8 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
 def check_by_parameter(optimizer: Any, **degrees: int) -> list[str]:
     """A sentence about a user-defined optimizer if axes give each rank some of the parameters to update; none for
     Paddle's, which compute parameter by parameter. `degrees`: by axis."""
+    if isinstance(optimizer, TurnOptimizers):
+        return [text for member in optimizer.members for text in check_by_parameter(member, **degrees)]
     split_axes = [axis for axis, degree in degrees.items() if degree > 1]
     if not split_axes or type(optimizer) in _BY_PARAMETER:
         return []
@@ -207,6 +212,8 @@ def take_clips(optimizer: Any) -> list[Clip]:
     does not update. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for
     another kind of clip.
     """
+    if isinstance(optimizer, TurnOptimizers):
+        return [clip for member in optimizer.members for clip in take_clips(member)]
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
     group_parameters = [parameters_of(optimizer)] if groups is None else groups

@@ -15,6 +15,7 @@ from paddle.regularizer import L2Decay
 
 from paddle_dp.core.blocks import blocks_of
 from paddle_dp.core.optimizer import parameters_of
+from paddle_dp.core.turn_optimizers import TurnOptimizers
 from paddle_dp.core.updates.by_parameter import DECAY_KEY, ByParameter
 from paddle_dp.part.groups import (
     ParameterGroup,
@@ -118,6 +119,10 @@ def use_group_decays(optimizer: Any) -> None:
     AdamW and Lamb have a single decay, which is changed around the update of such a parameter; those of `core.updates`
     read a parameter's; the others add L2 decay to the gradient, by a parameter's regularizer.
     """
+    if isinstance(optimizer, TurnOptimizers):
+        for member in optimizer.members:
+            use_group_decays(member)
+        return
     parameters = parameters_of(optimizer)
     decay_by_name = {p.name: decay for p in parameters if (decay := group_decay(p)) is not None}
     if not decay_by_name or isinstance(optimizer, ByParameter):

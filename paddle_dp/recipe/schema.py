@@ -376,6 +376,10 @@ class TurnSettings:
     loss: Annotated[Part, OnShelf("losses")] | None = None
     """The loss: a part. Without one, the model's method `<turn>_loss(outputs, targets)`."""
 
+    optimizer: Annotated[Part, OnShelf("optimizers")] | None = None
+    """The optimizer of its parameters: a part. Without one, the recipe's. The schedule's rate is for all;
+    `optimizer.groups` of the recipe changes it for some."""
+
     every: EverySteps = EverySteps(1, "steps")
     """How often it has its turn: `every: 5 steps` leaves the turn out of four batches of five."""
 
@@ -383,6 +387,13 @@ class TurnSettings:
         check_steps(every=self.every)
         if not self.match:
             raise ValueError("match: is empty, so that nothing is trained")
+        if self.optimizer is not None and (
+            self.optimizer.groups or hasattr(self.optimizer.config, "prepare")
+        ):
+            given = "groups" if self.optimizer.groups else self.optimizer.name
+            raise ValueError(
+                f"optimizer: {given} acts on the whole model: set it in the recipe's own optimizer"
+            )
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
@@ -508,6 +519,9 @@ def check_turns(recipe: Recipe) -> None:
     settings = {
         "guard": recipe.guard != Guard()
         and "a turn cannot be refused once the turns before it have changed weights",
+        "train.precision": recipe.train.precision.level == "O2"
+        and any(turn.optimizer for turn in recipe.turns.values())
+        and "optimizers of single turns keep no float32 copies of weights: set level: O1, or one optimizer for all",
         "train.compile": recipe.train.compile
         and "a program is traced once, and each turn fixes other parameters",
         "strategy": not recipe.strategy.config.takes_turns

@@ -74,8 +74,9 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         remarks = recipe.optimizer.prepare(model)
         turns = {name: turn.match for name, turn in recipe.turns.items()}
         remarks += [
-            f"turn {name}, every {recipe.turns[name].every}: {plural(len(trained), 'parameter', 'parameters')}, "
-            f"{sum(int(parameter.size) for parameter in trained):,} numbers"
+            f"turn {name}, every {recipe.turns[name].every}: {plural(len(trained), 'parameter')}, "
+            f"{sum(int(parameter.size) for parameter in trained):,} numbers, "
+            f"{(recipe.turns[name].optimizer or recipe.optimizer).name}"
             for name, trained in (turns_of(turns, model) if turns else {}).items()
         ]
         blocks: Blocks = describe_weights(model)

@@ -76,20 +76,16 @@ class Recorder(Callback):
 
 
 def train(
-    folder: str,
-    drop: float = 0.0,
-    every: int = 1,
-    resume: bool = False,
-    epochs: int = EPOCHS,
+    folder: str, drop: float = 0.0, every: int = 1, rule: Any = None, resume: bool = False, epochs: int = EPOCHS,
     **settings: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Trains on all ranks; returns the weights that this rank has, the losses of each step, and held-out numbers."""
     data, recorder = Pairs(), Recorder()
     trainer = Trainer.of(
         model=model_of(drop),
         turns={
             "discriminator": {"match": ["discriminator"]},
-            "generator": {"match": "generator.*", "every": f"{every} steps"},
+            "generator": {"match": "generator.*", "every": f"{every} steps", "optimizer": rule},
         },
         optimizer={"use": "adamw", "weight_decay": 0.01, "beta1": 0.5},
         schedule={"use": "constant", "learning_rate": 1e-2},
@@ -109,18 +105,25 @@ def train_each(folder: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {name: train(f"{folder}/{name}", **case) for name, case in cases.items()}
 
 
-def by_hand(every: int = 1) -> Any:
+def by_hand(every: int = 1, with_momentum: bool = False) -> Any:
     """The same training, as a plain loop in float64."""
     model, data = model_of(), Pairs()
     model.to(dtype="float64")
-    nets = {"discriminator": model.discriminator, "generator": model.generator}
-    optimizers = {
-        name: paddle.optimizer.AdamW(
+
+    def adamw(net: nn.Layer) -> Any:
+        return paddle.optimizer.AdamW(
             1e-2, beta1=0.5, parameters=net.parameters(), weight_decay=0.01,
             apply_decay_param_fun=lambda name: ".w_" in name,  # a recipe's adamw decays no biases
-        )
-        for name, net in nets.items()
-    }  # fmt: skip
+        )  # fmt: skip
+
+    def momentum(net: nn.Layer) -> Any:
+        clip = nn.ClipGradByGlobalNorm(BOUND)
+        return paddle.optimizer.Momentum(1e-2, 0.9, parameters=net.parameters(), grad_clip=clip)
+
+    optimizers = {
+        "discriminator": adamw(model.discriminator),
+        "generator": (momentum if with_momentum else adamw)(model.generator),
+    }
     rows, step = [], 0
     for epoch in range(EPOCHS):
         order = order_of(epoch)
@@ -148,9 +151,18 @@ def order_of(epoch: int) -> np.ndarray:
     return Sampler.for_dataset(Pairs(), BATCH, Mesh.alone(), seed=0, shuffle=True).order(epoch)
 
 
-CASES: dict[str, dict[str, Any]] = {"plain": {}, "every": {"every": 3, "drop": 0.3, "micro_batches": 2}}
+BOUND = 0.05  # below the norm of the generator's gradients
+MOMENTUM = {"use": "momentum", "momentum": 0.9, "clip": BOUND}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "every": {"every": 3, "drop": 0.3, "micro_batches": 2},
+    "momentum": {"rule": MOMENTUM},
+}
 HYBRID: dict[str, dict[str, Any]] = {
-    f"zero{stage}": {"strategy": {"use": "hybrid", "sharding": 2, "sharding_stage": stage}}
+    f"zero{stage}": {
+        "rule": MOMENTUM,
+        "strategy": {"use": "hybrid", "sharding": 2, "sharding_stage": stage},
+    }
     for stage in (3, 2, 1)
 } | {
     "bucketed": {"strategy": {"use": "data_parallel", "exchange": "bucketed"}},
@@ -175,11 +187,15 @@ def assert_same(result: Any, reference: Any, tolerance: float = 1e-12) -> None:
         assert held_out == pytest.approx(reference[2], rel=tolerance)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_turns_are_the_loop_by_hand(one: dict[str, Any], every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "with_momentum"), [(1, False), (3, False), (1, True)])
+def test_turns_are_the_loop_by_hand(
+    one: dict[str, Any], every: int, with_momentum: bool, tmp_path: Path
+) -> None:
     """Each with an optimizer of its own; the generator's forward reads the discriminator that was just updated."""
-    weights, rows = by_hand(every)
-    result = one["plain"] if every == 1 else train(str(tmp_path), every=every)
+    weights, rows = by_hand(every, with_momentum)
+    result = (
+        one["momentum" if with_momentum else "plain"] if every == 1 else train(str(tmp_path), every=every)
+    )
     losses = [{key: row[key] for key in row if key != "loss"} for row in result[1]]
     for name, weight in weights.items():
         np.testing.assert_allclose(result[0][name], weight, atol=1e-12, err_msg=name)
@@ -192,7 +208,9 @@ def test_turns_are_the_loop_by_hand(one: dict[str, Any], every: int, tmp_path: P
 def compare(one: dict[str, Any], folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> None:
     for rank in run_ranks(train_each, ranks, str(folder), cases, timeout=300):
         for name, result in rank.items():
-            assert_same(result, one[name if name in CASES else "plain"])
+            assert_same(
+                result, one[name if name in CASES else "momentum" if "rule" in cases[name] else "plain"]
+            )
 
 
 def test_on_two_ranks(one: dict[str, Any], tmp_path: Path) -> None:
@@ -216,14 +234,17 @@ def test_evaluation_has_the_numbers_of_each_turn(one: dict[str, Any]) -> None:
     assert one["plain"][2] == pytest.approx({"loss": sum(losses.values()), **losses}, rel=1e-12)
 
 
+RESUMED: dict[str, Any] = {"drop": 0.3, "every": 3, "rule": MOMENTUM}
+
+
 def resumed(folder: str) -> Any:
     """Ends after the first epoch, and goes on from its checkpoint."""
-    train(folder, drop=0.3, every=3, epochs=1)
-    return train(folder, drop=0.3, every=3, resume=True)
+    train(folder, epochs=1, **RESUMED)
+    return train(folder, resume=True, **RESUMED)
 
 
 def unbroken(folder: str) -> Any:
-    return train(folder, drop=0.3, every=3)
+    return train(folder, **RESUMED)
 
 
 def test_resume_is_bit_equal(tmp_path: Path) -> None:
@@ -299,6 +320,7 @@ GAN = Path(__file__).parents[2] / "configs" / "digits_gan.yaml"
         ("strategy={use: hybrid, pipeline: 2}", "strategy: does not go with turns"),
         ("strategy.compress=bfloat16", "strategy: does not go with turns"),
         ("guard.non_finite=skip", "guard: does not go with turns"),
+        ("turns.generator.optimizer={use: muon}", "turns.generator.optimizer: muon acts on the whole model"),
         ("train.compile=true", "train.compile: does not go with turns"),
     ],
 )
