@@ -77,8 +77,7 @@ class MakeTurnOptimizers:
             trained = [
                 (name, p) for name, p in named if any(is_match(pattern, [name]) for pattern in turn.match)
             ]
-            if trained:  # a stage, or an owner, may have none
-                members.append((turn.optimizer or self.optimizer).build(rate, trained))
+            members.append((turn.optimizer or self.optimizer).build(rate, trained))
         return TurnOptimizers(1e-3 if rate is None else float(rate), members)
 
 

@@ -85,15 +85,15 @@ class TurnsLoss(Loss):
     @contextmanager
     def during(self, turn: Turn, named: Sequence[tuple[str, paddle.Tensor]]) -> Iterator[None]:
         """A context for the update of a turn; `named`: all trained parameters, of which the others are fixed in it."""
-        others = [parameter for name, parameter in named if not turn.trains(name)]
+        fixed = [parameter for name, parameter in named if not turn.trains(name)]
         self._turn = turn
-        for parameter in others:
+        for parameter in fixed:
             parameter.stop_gradient = True
         try:
             yield
         finally:
             self._turn = None
-            for parameter in others:
+            for parameter in fixed:
                 parameter.stop_gradient = False
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:

@@ -300,11 +300,11 @@ def threads(mesh: Mesh) -> dict[str, str]:
 
 def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, if it has one."""
-    parts = (
+    components = (
         recipe.model, *_datasets(recipe.dataset), recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy,
-        *(turn.loss for turn in recipe.turns.values()),
+        *(component for turn in recipe.turns.values() for component in (turn.loss, turn.optimizer)),
     )  # fmt: skip
-    return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
+    return {f"code of {p.shelf} {p.name}": code for p in components if p is not None and (code := code_of(p))}
 
 
 def _datasets(dataset: Part) -> Iterator[Part]:

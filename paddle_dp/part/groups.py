@@ -178,14 +178,12 @@ def keeps_statistics(layer: Any) -> bool:
 
 
 def turns_of(turns: Mapping[str, Sequence[str]], model: Any) -> dict[str, list[Any]]:
-    """The trained parameters of each turn, of which `turns` has the patterns.
+    """The trained parameters of each turn, of which `turns` has the patterns, for the first name of a shared weight.
 
     Raises RecipeError for a pattern that matches no trained parameter, for trained parameters in no turn, which nothing
     would train, and for one in two turns, whose optimizer state would mix both.
     """
-    named = [
-        (names, parameter) for names, parameter in named_parameters(model) if not parameter.stop_gradient
-    ]
+    named = [(names[:1], p) for names, p in named_parameters(model) if not p.stop_gradient]
     mistakes: list[Mistake] = []
     for turn, patterns in turns.items():
         for pattern in patterns:

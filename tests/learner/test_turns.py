@@ -17,6 +17,7 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.core.loss import as_loss
 from paddle_dp.core.turns import Turn, TurnsLoss, joined
 from paddle_dp.errors import LossError, RecipeError, UsageError
+from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Callback
 from paddle_dp.units import EverySteps
@@ -333,6 +334,19 @@ def test_what_does_not_fit_is_refused_at_the_door(override: str, message: str) -
 def test_a_turn_that_is_never_due_is_refused() -> None:
     with pytest.raises(RecipeError, match="none has its turn in every step"):
         read_recipe(GAN, ["turns.generator.every=2 steps", "turns.discriminator.every=3 steps"])
+
+
+def test_a_weight_that_two_layers_share_is_trained_by_the_turn_of_its_first_name() -> None:
+    """A pattern for its second name alone would leave it out of every update."""
+    model = model_of()
+    model.generator[2].weight, model.discriminator[0].weight = (
+        paddle.create_parameter([8, 8], "float64"),
+    ) * 2
+    patterns = {"generator": ["generator"], "discriminator": ["discriminator.0.bias", "discriminator.3"]}
+    assert [len(trained) for trained in turns_of(patterns, model).values()] == [4, 3]
+    patterns = {"generator": ["generator.0", "*.bias"], "discriminator": ["discriminator.*.weight"]}
+    with pytest.raises(RecipeError, match=r"none trains 'generator.2.weight'"):
+        turns_of(patterns, model)
 
 
 def test_a_script_gives_a_loss_or_turns(tmp_path: Path) -> None:

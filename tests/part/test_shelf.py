@@ -22,7 +22,19 @@ def _other_models() -> Iterator[None]:
     sys.modules.update(before)
 
 
-SHIPPED = ["bert", "convnet", "distillation", "gan", "gpt", "large_classifier", "llama", "mlp", "resnet", "siamese", "vit"]
+SHIPPED = [
+    "bert",
+    "convnet",
+    "distillation",
+    "gan",
+    "gpt",
+    "large_classifier",
+    "llama",
+    "mlp",
+    "resnet",
+    "siamese",
+    "vit",
+]
 
 
 def house(root: Path, **files: str) -> Path:
