@@ -85,6 +85,14 @@ def train(
             "new checkpoint (docs/reliability.md).",
         ),
     ] = 0,
+    spares: Annotated[
+        bool,
+        typer.Option(
+            "--spares",
+            help="With --restarts: processes that have imported Paddle wait for a restart, for CPU ranks of one "
+            "machine (docs/reliability.md).",
+        ),
+    ] = False,
     accept: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,10 @@ def train(
         raise UsageError(
             f"--accept {accept} needs --resume: it lists settings that may differ from the run's."
         )
+    if spares and not restarts:
+        raise UsageError(
+            "--spares needs --restarts: spares wait for the ranks of another attempt. Add --restarts 3."
+        )
     least_ranks, most_ranks = span("--ranks", ranks)
     job = Job(
         recipe=recipe,
@@ -125,6 +137,7 @@ def train(
         resume=resume,
         **node_options(nodes, master, node_rank, may_shrink=True),
         restarts=restarts,
+        spares=spares,
         extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
     )
     job = sized(job)

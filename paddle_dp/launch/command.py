@@ -43,7 +43,7 @@ class Job:
     `script` replaces both: the words after `python`. `ranks` counts processes on each node; None: one per given or
     visible GPU, or one on the CPU. `least_ranks` and `least_nodes` suffice when others are lost; None: all are needed.
     `output_dir` replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` has
-    more options for the entry point. `quiet` shows only failures.
+    more options for the entry point. `quiet` shows only failures. `spares`: processes wait for restarts.
     """
 
     recipe: Path = Path()
@@ -60,6 +60,7 @@ class Job:
     extra: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
     restarts: int = 0
+    spares: bool = False
     least_ranks: int | None = None
     least_nodes: int | None = None
 

@@ -93,6 +93,7 @@ def command(job: Job, resume: str = "newest") -> str:
         "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
     options = [token for name, value in values.items() if value is not None for token in (name, str(value))]
+    options += ["--spares"] if job.spares else []
     options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
     return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
 

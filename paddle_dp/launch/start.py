@@ -21,7 +21,7 @@ from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import ElasticSize
 from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
-from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks
+from paddle_dp.launch.waiting import PreparedLauncher, Spares, WaitingRanks
 from paddle_dp.launch.watch import PreparedRanks
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         import_paddle()
     elif waiting is None and plan.nodes == 1:
         with PreparedLauncher(plan, inherited) as prepared:
-            return _run_recipe(job, machine, inherited, prepared)
+            if not job.spares:
+                return _run_recipe(job, machine, inherited, prepared)
+            with Spares(prepared) as spares:
+                return _run_recipe(job, machine, inherited, spares)
     return _run_recipe(job, machine, inherited, waiting)
 
 
@@ -105,9 +108,7 @@ def _name_of(arguments: tuple[str, ...]) -> str:
     return last
 
 
-def _run_recipe(
-    job: Job, machine: Machine, inherited: dict[str, str], prepared: PreparedLauncher | WaitingRanks | None
-) -> int:
+def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared: PreparedRanks | None) -> int:
     """Reads the recipe, which imports the code that it names; runs it after all checks that need no written file."""
     from paddle_dp.recipe import foreign_code
     from paddle_dp.recipe.code import changed
@@ -126,6 +127,8 @@ def _run_recipe(
     recipe, plan = (evaluation if job.entry_point == "evaluate" else _read)(job, machine)
     if isinstance(prepared, PreparedLauncher) and (plan.alone or plan.servers):
         prepared.drop()
+    if job.spares:
+        _refuse_spares(plan)
     sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
     if not job.elastic:
         _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
@@ -194,6 +197,18 @@ def evaluation(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
 def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
     for component in (recipe.strategy, *recipe.callbacks):
         component.refuse(recipe, ranks, kind)
+
+
+def _refuse_spares(plan: Plan) -> None:
+    """Raises UsageError for ranks that no waiting process could become."""
+    reason = (
+        "these ranks compute on accelerators, whose drivers survive no fork" if plan.devices
+        else "on several nodes each waits for the others' ranks" if plan.nodes > 1
+        else "servers and workers are started one by one" if plan.servers
+        else ""
+    )  # fmt: skip
+    if reason:
+        raise UsageError(f"--spares: {reason}: leave it out; --restarts works without it.")
 
 
 def _refused(recipe: Recipe, kind: str, ranks: int) -> str:

@@ -16,18 +16,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from types import TracebackType
+from typing import Any
 
 from paddle_dp.launch.command import MODULE, Plan, argv, environment, worker_arguments
 from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
 from paddle_dp.launch.waiting_rank import Case
-from paddle_dp.launch.watch import Launcher
+from paddle_dp.launch.watch import Launcher, Started
 
 RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 # Variables that differ between jobs and are not read when Paddle is imported.
 JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
+IMPORT_AFTER = 20.0  # seconds after which spares import Paddle, when the ranks have started
 
 
 class Forks:
@@ -66,6 +68,7 @@ class WaitingRanks:
 
     def __init__(self) -> None:
         self._waiting: list[Popen[bytes]] = []
+        self._importing: list[Popen[bytes]] = []  # those that have not answered yet
         self._environment: dict[str, str] = {}
         self._safe = True
 
@@ -83,7 +86,7 @@ class WaitingRanks:
             kill_all(lambda pid=each.pid: descendants(pid))  # type: ignore[misc]
             each.kill()
             each.wait()
-        self._waiting = []
+        self._waiting, self._importing = [], []
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
         """Starts the plan's ranks, which write to `attempt`; returns None if they must be new processes.
@@ -93,7 +96,10 @@ class WaitingRanks:
         """
         if plan.devices or plan.nodes > 1 or plan.job.script or not self._safe:
             return None
-        if not self._let_wait(plan, {n: v for n, v in variables.items() if not n.startswith(JOB_VARIABLES)}):
+        self.start(plan, variables)
+        threads = [_answer(each) for each in self._importing]
+        self._importing, self._safe = [], all(number == 1 for number in threads)
+        if not self._safe:
             return None
         arguments, processes = worker_arguments(plan), self._waiting[: plan.ranks]
         rank_variables = launched(plan.ranks, variables, attempt)
@@ -102,23 +108,47 @@ class WaitingRanks:
             _write(each, case.as_line())
         return Forks(processes)
 
-    def _let_wait(self, plan: Plan, environment: dict[str, str]) -> bool:
-        """Makes at least as many processes wait as the plan has ranks; returns True if they can be forked.
+    def start(self, plan: Plan, variables: Mapping[str, str], delay: float = 0.0) -> None:
+        """Starts as many waiting processes as the plan has ranks, unless they wait already. They import Paddle after
+        `delay` seconds, or as soon as `begin` needs them.
 
         Another environment starts new ones, as libraries read it when loaded.
         """
+        environment = {n: v for n, v in variables.items() if not n.startswith(JOB_VARIABLES)}
         if environment != self._environment or any(each.poll() is not None for each in self._waiting):
             self._end()
         self._environment = environment
-        command = [sys.executable, "-u", str(RANK_PROGRAM), plan.job.entry_point]
+        command = [sys.executable, "-u", str(RANK_PROGRAM), plan.job.entry_point, str(delay)]
         new = [
             Popen(command, env=environment, stdin=PIPE, stdout=PIPE, **child_options())
             for _ in range(plan.ranks - len(self._waiting))
         ]
         self._waiting += new
-        threads = [_answer(each) for each in new]
-        self._safe = all(number == 1 for number in threads)
-        return self._safe
+        self._importing += new
+
+
+class Spares:
+    """Makes processes wait for a job's restarts while its ranks train: a later attempt's ranks are forks of them, which
+    need not import Paddle. `first` starts the first attempt. The end of its `with` ends the waiting processes."""
+
+    def __init__(self, first: PreparedLauncher):
+        self._first: PreparedLauncher | None = first
+        self._waiting = WaitingRanks()
+
+    def __enter__(self) -> Spares:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._waiting.__exit__(*exception)
+
+    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
+        """Starts the plan's ranks; returns None if Paddle's launcher must start them."""
+        first, self._first = self._first, None
+        if first is None:
+            return self._waiting.begin(plan, variables, attempt)
+        if not plan.devices:
+            self._waiting.start(plan, variables, IMPORT_AFTER)
+        return first.begin(plan, variables, attempt)
 
 
 def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ if __name__ == "__main__":  # Python has put this file's folder first, whose fil
 
 import gc
 import json
+import select
 import signal
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,11 +39,13 @@ class Case:
         return (json.dumps(asdict(self)) + "\n").encode()
 
 
-def wait(entry_point: str) -> Case | None:
+def wait(entry_point: str, delay: float) -> Case | None:
     """Forks a rank for each case and answers its pid; answers the next line with 0 when no process of it is left.
+    Begins after `delay` seconds, or with the first case.
 
     Returns the case in the rank, and None in this process, when there are no more cases.
     """
+    select.select([sys.stdin], [], [], delay)
     import_paddle()
     import_module("paddle.distributed.fleet")
     if entry_point in worker.ENTRY_POINTS:  # importing other modules may have side effects
@@ -102,7 +105,7 @@ if __name__ == "__main__":
     die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    task = wait(sys.argv[1])
+    task = wait(sys.argv[1], float(sys.argv[2]))
     if task is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become(task)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
+
+from tests.house.programs import run_python
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 RECIPE = "tests/faults/faulty.yaml"  # a checkpoint after every fourth of 16 steps
@@ -93,3 +97,55 @@ def test_a_mistake_and_a_request_to_stop_are_not_repeated(start):
         ended, _, complained = each.finish(timeout=60)
         assert ended == status and "again" not in complained, complained
         assert [path.name for path in each.out.glob("logs/*")] == ["attempt-001"]
+
+
+RECIPE_OF_DIGITS = """
+model: {{use: mlp, inputs: 64, hidden: [8], classes: 10}}
+dataset: {{use: digits}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+strategy: {{use: data_parallel}}
+train: {{length: 12 steps, batch: 32, seed: 0}}
+output_dir: {folder}
+callbacks:
+  - {{use: checkpoint, every: 4 steps}}
+  - {{use: tests.faults.killer.KillsRank1Once, step: {step}, note: {folder}.note}}
+"""
+
+
+def trained(folder: Path, *options: str, step: int = 6) -> dict[str, str]:
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(RECIPE_OF_DIGITS.format(folder=folder, step=step))
+    run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options)
+    (last,) = folder.glob("checkpoints/*12")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in last.glob("*.safetensors")}
+
+
+def test_spares_take_the_ranks_places_and_learn_the_same(tmp_path: Path) -> None:
+    """The second attempt's ranks are forks, so that Paddle's launcher writes nothing; none is left."""
+    undisturbed = trained(tmp_path / "once", step=99)
+    assert trained(tmp_path / "again", "--restarts", "2", "--spares") == undisturbed
+    logs = tmp_path / "again" / "logs"
+    assert (logs / "attempt-001" / "launcher.log").stat().st_size
+    assert not (logs / "attempt-002" / "launcher.log").stat().st_size
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if names(pid, "waiting_rank", str(tmp_path))]
+
+
+def names(process: Path, *words: str) -> bool:
+    try:
+        text = (process / "cmdline").read_text() + (process / "environ").read_text(errors="replace")
+    except OSError:
+        return False
+    return all(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--spares"], "--spares needs --restarts"),
+     (["--restarts", "1", "--spares", "strategy={use: parameter_server, servers: 1}"], "servers and workers")],
+)  # fmt: skip
+def test_spares_are_refused_where_they_could_not_help(tmp_path: Path, options: list[str], words: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE_OF_DIGITS.format(folder=tmp_path / "run", step=1))
+    done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options, status=2)
+    assert words in done.stderr
