@@ -116,6 +116,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "plan": (1250, "plan/*"),
     "cli": (850, "cli/*"),
     "report": (1600, "report/* callbacks/report.py"),
+    "trackers": (400, "callbacks/_tracker.py callbacks/trackio.py callbacks/swanlab.py"),
     "dashboard": (1150, (
         "dashboard/* extras/dashboard/* callbacks/dashboard/* "
         "callbacks/_exchange_timeline.py callbacks/timeline.py callbacks/tensorboard.py"
@@ -132,7 +133,7 @@ ROOMS: dict[str, tuple[int, str]] = {
 # Rooms that the core does without: the family, the outer houses and the extras.
 _OUTSIDE_CORE = """
     strategies/async_average strategies/_rounds strategies/parameter_server strategies/branches strategies/replicas
-    launch doctor proof certificate audit why verbs weights dashboard report
+    launch doctor proof certificate audit why verbs weights dashboard trackers report
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
 # Of one step the files of these are counted apart: how many there are depends on the recipe.

@@ -176,7 +176,7 @@ compute_metrics torchmetrics              | HF, Lightning    | metrics          
 logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
 logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite       | stop, skip or rewind
 terminate_on_nan                          | Lightning        | guard.non_finite       | stop
-report_to logger wandb mlflow use_visualdl vdl project trackio_space_id logging_dir | HF, Lightning, PaddleClas | callbacks.dashboard | VisualDL; callbacks.tensorboard for TensorBoard; metrics.jsonl of a run is for all others
+report_to logger wandb mlflow use_visualdl vdl project trackio_space_id logging_dir | HF, Lightning, PaddleClas | callbacks.dashboard | VisualDL; or callbacks.tensorboard, trackio, swanlab; metrics.jsonl of a run is for all others
 tensorboard use_tensorboard               | HF, Lightning    | callbacks.tensorboard  | the dashboard's curves for TensorBoard
 disable_tqdm enable_progress_bar log_level log_level_replica log_on_each_node skip_memory_metrics | HF, Lightning | callbacks.console | leave it out of callbacks for no bar
 include_tokens_per_second include_num_input_tokens_seen | HF    | -                      | the console and metrics.jsonl show samples a second
