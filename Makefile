@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim sim-tests long check format recipes planner-exam docs pictures site clean
+.PHONY: help install fast test sim sim-tests long check format recipes planner-exam docs pictures report-pictures site clean
 
 help:            ## these words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -54,6 +54,9 @@ site:            ## the documentation as a site, in site/: open site/index.html;
 pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
 	$(PYTHON) tools/learn_pictures.py docs/pictures
 	$(PYTHON) tools/exchange_pictures.py docs/pictures
+
+report-pictures: ## draw docs/pictures/report.webp and compare.webp anew: two trainings and Chromium, minutes
+	$(PYTHON) tools/report_pictures.py docs/pictures
 
 clean:           ## remove what tools left behind; runs/ stays
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache

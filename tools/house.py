@@ -112,11 +112,12 @@ ROOMS: dict[str, tuple[int, str]] = {
     "cluster": (350, "cluster/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
     "assembly": (800, "assembly/* train/run.py"),
+    "gallery": (450, "train/gallery.py callbacks/_gallery.py callbacks/samples.py"),
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),
     "cli": (850, "cli/*"),
-    "report": (1600, "report/* callbacks/report.py"),
-    "trackers": (400, "callbacks/_tracker.py callbacks/trackio.py callbacks/swanlab.py"),
+    "report": (1750, "report/* callbacks/report.py"),
+    "trackers": (450, "callbacks/_tracker.py callbacks/trackio.py callbacks/swanlab.py"),
     "dashboard": (1150, (
         "dashboard/* extras/dashboard/* callbacks/dashboard/* "
         "callbacks/_exchange_timeline.py callbacks/timeline.py callbacks/tensorboard.py"

@@ -1,4 +1,4 @@
-"""What pictures share: a figure as PNG, the look of a timeline, and the confusion matrix of an evaluation."""
+"""Pictures that callbacks share: a figure or a sample as PNG, the look of a timeline, a confusion matrix."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 INK, QUIET = "#1f2933", "#7b8794"
 # The largest numbers of classes with legible numbers in cells, and with legible names on axes.
 _MAX_CELLS, _MAX_NAMES = 20, 40
+_SMALLEST = 64  # pixels of the longer side of a sample
 
 
 def new_figure(width: float, height: float, dpi: int, **settings: Any) -> Any:
@@ -30,6 +31,40 @@ def new_figure(width: float, height: float, dpi: int, **settings: Any) -> Any:
 def png_of(figure: Any, **settings: Any) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", **settings)
+    return stream.getvalue()
+
+
+def picture(sample: object) -> np.ndarray | None:
+    """Converts an array [h, w], [1, 3 or 4, h, w] or [h, w, 1, 3 or 4] to uint8 [height, width, 3]; None for another
+    shape.
+
+    Values are scaled by the sample's minimum and maximum, so that normalised samples are visible, too.
+    """
+    array = np.asarray(sample)
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if (
+        array.ndim != 3
+        or array.shape[2] not in (1, 3, 4)
+        or array.size == 0
+        or array.dtype.kind not in "biuf"
+    ):
+        return None
+    array = np.nan_to_num(array[:, :, : min(array.shape[2], 3)].astype("float32"))
+    low, high = array.min(), array.max()
+    scaled = (array - low) * (255 / (high - low)) if high > low else np.zeros_like(array)
+    shown = np.broadcast_to(scaled.round().astype("uint8"), (*array.shape[:2], 3))
+    times = -(-_SMALLEST // max(array.shape[:2]))  # enlarges small pictures: a pixel becomes a square
+    return shown.repeat(times, 0).repeat(times, 1)
+
+
+def png(array: np.ndarray) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, format="PNG")
     return stream.getvalue()
 
 

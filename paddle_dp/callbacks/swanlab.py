@@ -1,4 +1,4 @@
-"""Writes the dashboard's curves, texts and pictures for SwanLab to \\<run>/swanlab; needs swanlab.
+"""Writes the dashboard's curves, texts and pictures for SwanLab to <run>/swanlab; needs swanlab.
 
 Nothing leaves the machine: `swanlab sync` sends the folder when you want it to, or `mode: online` does at once.
 """

@@ -9,6 +9,7 @@ import io
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Trackio(_tracker.Tracker):
     config: Config
 
     def begin_run(self, step: int, settings: Mapping[str, int | float | str]) -> TrackioRun:
-        new_name = f"{self.run.folder.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        new_name = f"{self.run.folder.name} {time.strftime('%Y-%m-%d %H:%M:%S')} {uuid.uuid4().hex[:4]}"
         name, is_known = _tracker.run_id(self.run.folder / "trackio.txt", lambda: new_name)
         return TrackioRun(self.config, name, step if is_known else None, settings)
 
@@ -75,8 +76,8 @@ class TrackioRun:
                     database = trackio.SQLiteStorage.get_project_db_path(config.project)
                     self.written = remove_after(database, name, resumed)
             self._run = trackio.init(
-                config.project, name=name, resume="allow", space_id=config.space, config=dict(settings), embed=False,
-                auto_log_cpu=False, auto_log_gpu=False,
+                config.project, name=name, resume="never" if resumed is None else "allow",
+                space_id=config.space, config=dict(settings), embed=False, auto_log_cpu=False, auto_log_gpu=False,
             )  # fmt: skip
 
     def log(self, values: Mapping[str, Any], step: int) -> None:

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from paddle_dp.errors import UsageError
 from paddle_dp.report.charts import Curve, line_chart
+from paddle_dp.report.facts import STATES, main_scores, timespan
 from paddle_dp.report.html_page import Html, legend, note, page, paragraph, section, table, write_page
-from paddle_dp.report.report import NAME, STATES, main_scores, timespan
+from paddle_dp.report.report import NAME
 from paddle_dp.report.run_record import RunRecord, read_run
 from paddle_dp.text import amount, plural
 

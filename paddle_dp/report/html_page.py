@@ -15,6 +15,8 @@ Html = str
 
 _STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 
+# Nothing is fetched or run, whatever a recipe or a data set puts into the page.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _SHORT = 32  # characters of a cell that stand on one line
 
 
@@ -23,8 +25,7 @@ def page(title: str, body: Iterable[Html]) -> Html:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        # Nothing is fetched or run, whatever a recipe or a data set puts into the page.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
@@ -71,7 +72,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     if not body:
         return ""
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    return f'<div class="wide"><table><tr>{titles}</tr>{"".join(body)}</table></div>'
+    first = f"<tr>{titles}</tr>" if any(head) else ""
+    return f'<div class="wide"><table>{first}{"".join(body)}</table></div>'
 
 
 def _kind(cell: object) -> str:
@@ -99,6 +101,17 @@ def legend(labels: Mapping[str, int]) -> Html:
         for label, colour in labels.items()
     )
     return f'<div class="legend">{keys}</div>'
+
+
+def cards(pictured: Iterable[tuple[str, Html, Html]]) -> Html:
+    """Small cards of (a PNG in base 64 or "", head, text)."""
+    boxes = "".join(
+        '<figure class="sample">'
+        + (f'<img alt="" src="data:image/png;base64,{escape(png)}">' if png else "")
+        + f"<figcaption>{head}<small>{text}</small></figcaption></figure>"
+        for png, head, text in pictured
+    )
+    return f'<div class="samples">{boxes}</div>' if boxes else ""
 
 
 def details(title: str, *content: Html) -> Html:

@@ -145,6 +145,7 @@ class RunRecord:
     recipe_text: str = ""
     certificate: Json = field(default_factory=dict)
     evaluation: Json = field(default_factory=dict)
+    samples: Json = field(default_factory=dict)
     attempt_ends: Sequence[AttemptEnd] = ()
     thinned: int = 1
     partial: bool = False
@@ -319,6 +320,7 @@ def read_run(folder: Path) -> RunRecord:
         recipe_text=_text(folder / RECIPE, notes),
         certificate=_json(folder / "certificate.json", notes),
         evaluation=_json(folder / "evaluation.json", notes),
+        samples=_json(folder / "samples.json", notes),
         attempt_ends=_attempt_ends(folder / "logs"),
         thinned=by_event["step"].stride if "step" in by_event else 1,
         partial=size > MOST_BYTES,

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from paddle_dp.learner import Learner
     from paddle_dp.mesh import Mesh
     from paddle_dp.train.evaluation import Evaluation
+    from paddle_dp.train.gallery import Gallery
     from paddle_dp.train.judge import Refusal
 
 Name = Literal[
-    "refuse", "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "saved", "save_failed",
-    "interrupted", "end", "failed",
+    "refuse", "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "gallery", "saved",
+    "save_failed", "interrupted", "end", "failed",
 ]  # fmt: skip
 
 
@@ -51,6 +52,9 @@ class Training(Protocol):
     def evaluation_names(self) -> set[str]:
         """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
         ...
+
+    def tell_gallery(self, gallery: Gallery) -> None:
+        """Calls `gallery` of all callbacks of this rank."""
 
     def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
         """Takes this rank's part of a checkpoint, copied into `memory` if given. Collective. Raises if weights are not
@@ -110,7 +114,7 @@ class Callback:
     """Reacts to moments of a training. Override the methods you need; the others cost nothing.
 
     Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
-    six get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
+    seven get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
     do collective work if it does so on every rank (and `moment.together`); only the main rank should write to a screen
     or a file (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all
     callbacks is called.
@@ -156,6 +160,10 @@ class Callback:
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Called after every evaluation, with the same `evaluation` on every rank."""
+
+    def gallery(self, moment: Moment, gallery: Gallery) -> None:
+        """Called on the main rank after some held-out samples were computed with the model's answers (the callback
+        `samples`). Do no collective work here."""
 
     def saved(self, moment: Moment, path: Path) -> None:
         """Called after a checkpoint was completely written to the folder `path`. After a background write its step is

@@ -39,7 +39,7 @@ class _Tally:
         score = learner.runner.score(micro_batch)
         if score is None:
             return
-        predicted, classes = _predictions(learner.loss, score.outputs, score.targets)
+        predicted, classes = predictions(learner.loss, score.outputs, score.targets)
         collecting = [each for each in self.collected if not each.metric.derives]
         outputs = learner.loss.full_outputs(score.outputs) if collecting else None
         if not learner.mesh.is_loss_rank:  # the loss rank of the same dp_rank has the same sums
@@ -59,7 +59,7 @@ class _Tally:
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
-def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
+def predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     """The predicted classes [n] of outputs [n, classes] with integer targets [n], and the number of classes.
 
     None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss computes both, since under

@@ -23,6 +23,7 @@ from paddle_dp.train.blame import NumericsCheck
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation
+from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
@@ -259,6 +260,10 @@ class TrainingState:
         """Calls `start` of all callbacks."""
         self.look_at_itself()
         self.callbacks.tell(self.moment("start"))
+
+    def tell_gallery(self, gallery: Gallery) -> None:
+        """Implements `Training.tell_gallery`."""
+        self.callbacks.tell(self.moment("gallery"), gallery)
 
     def tell_saved(
         self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None

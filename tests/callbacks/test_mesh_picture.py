@@ -8,7 +8,8 @@ import io
 import numpy as np
 import pytest
 
-from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_servers, draw, frame, picture
+from paddle_dp.callbacks._pictures import picture
+from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_servers, draw, frame
 from paddle_dp.mesh.degrees import AXES, Degrees
 
 MESHES = [

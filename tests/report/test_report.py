@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from paddle_dp.report import report
-from paddle_dp.report.report import report_page, timespan, write_report
+from paddle_dp.report.facts import timespan
+from paddle_dp.report.report import report_page, write_report
 from paddle_dp.report.run_record import read_run
 from tests.report import runs
 
@@ -184,3 +185,28 @@ def test_a_training_of_200000_recorded_steps_is_drawn_in_seconds(tmp_path: Path)
 
 def test_time_is_told_in_units_that_people_use() -> None:
     assert [timespan(s) for s in (12.5, 200, 7500)] == ["12.5 s", "3 min 20 s", "2 h 5 min"]
+
+
+def test_held_out_samples_stand_on_the_page_and_nothing_of_them_is_run(tmp_path: Path) -> None:
+    row = {"index": 3, "name": EVIL, "true": "5", "predicted": EVIL, "probability": 0.461, "loss": 2.452}
+    content = {
+        "step": 40,
+        "sentence": "The 2 worst of 360 held-out samples, by their loss.",
+        "samples": [
+            {**row, "picture": "iVBORw0KGgo="},
+            {**row, "predicted": "5", "loss": None, "picture": EVIL},
+        ],
+        "texts": [{"prompt": "to be", "continuation": EVIL, "reference": " or not"}],
+    }
+    page = report_page(read_run(runs.write(tmp_path, runs.start(), *runs.steps(1, 40), samples=content)))
+    assert page.count("data:image/png;base64,iVBORw0KGgo=") == page.count("<img") == 1 and EVIL not in page
+    text = re.sub(r"<[^>]+>", " ", page)
+    assert "The 2 worst of 360" in text and "at 46%, loss 2.45" in text and "loss not finite" in text
+    assert "the text itself:  or not" in text
+
+
+def test_a_page_with_the_largest_pictures_has_less_than_two_megabytes(tmp_path: Path) -> None:
+    row = {"name": "sample 3", "true": "5", "predicted": "6", "picture": "A" * 69_999}
+    content = {"step": 40, "samples": [row] * 100}
+    page = report_page(read_run(runs.write(tmp_path, runs.start(), *runs.steps(1, 40), samples=content)))
+    assert page.count("<img") == 24 and 1_600_000 < len(page) < 2_000_000

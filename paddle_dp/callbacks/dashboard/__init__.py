@@ -17,15 +17,15 @@ import numpy as np
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._files import Files
-from paddle_dp.callbacks._pictures import draw_confusion
+from paddle_dp.callbacks._pictures import draw_confusion, picture, png
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
-from paddle_dp.callbacks.dashboard.mesh_picture import picture, png
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log, clean_tag, flat_settings, varint
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import class_names
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
+from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Count, Every, Rate
 
@@ -172,6 +172,13 @@ class Dashboard(Callback):
         self.log.scalars(tags, moment.progress.step)
         self._latest = moment.progress.step, evaluation
         self._list(list(tags))
+
+    def gallery(self, moment: Moment, gallery: Gallery) -> None:
+        if self.log is None:
+            return
+        self.log.text("samples", str(gallery), moment.progress.step)
+        if gallery.grid is not None:
+            self.log.picture("evaluation/samples", gallery.grid, moment.progress.step)
 
     def end(self, moment: Moment) -> None:
         self._list(["train/loss"])

@@ -1,0 +1,99 @@
+"""The layout of the ranks, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paddle_dp.mesh.degrees import AXES, AXIS_ROLES, Degrees
+from paddle_dp.plan.measured import Measured
+from paddle_dp.plan.rank_times import RankTimes
+from paddle_dp.report.facts import degrees_of, timespan
+from paddle_dp.report.html_page import Html, bar, command, details, legend, paragraph, section
+from paddle_dp.report.run_record import RunRecord, number
+from paddle_dp.text import duration, plural
+
+_COMPONENTS = {
+    "forward": 0, "backward": 1, "update": 2, "data": 3, "exchange": 4, "waiting": 7, "callbacks": 6, "other": 5,
+}  # fmt: skip
+_AXIS_COLOURS = {"data": 0, "pipeline": 1, "sharding": 3, "sequence": 2, "tensor": 4, "servers": 6}
+_MOST_DRAWN_RANKS, _MOST_BARS = 64, 8
+
+# Layout and time ------------------------------------------------------------------------------------------------------
+
+
+def layout(run: RunRecord) -> Html:
+    degrees = degrees_of(run)
+    if degrees is None:
+        return ""
+    split = [axis for axis in AXES if degrees[axis] > 1]
+    roles = {f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}": _AXIS_COLOURS[axis] for axis in split}
+    if degrees.servers:
+        roles[f"servers {degrees.servers}: ranks {AXIS_ROLES['servers']}"] = _AXIS_COLOURS["servers"]
+    if not roles:
+        return section("Layout", paragraph("One process: nothing is split, and nothing is exchanged."))
+    text = f"{plural(degrees.ranks, 'rank')}: {degrees}. A rank is a process; those in one frame share its coordinate."
+    if degrees.ranks > _MOST_DRAWN_RANKS:
+        picture = paragraph(f"More than {_MOST_DRAWN_RANKS} ranks are not drawn.", "quiet")
+    else:
+        servers = "".join(
+            f'<span class="rank">rank {rank} (server)</span>' for rank in range(degrees.servers)
+        )
+        frame = (
+            f'<div class="frame c6"><span>servers</span><div class="in">{servers}</div></div>'
+            if servers
+            else ""
+        )
+        picture = f'<div class="card"><div class="in">{frame}{_frames(degrees, split, {})}</div></div>'
+    return section("Layout", paragraph(text), picture, legend(roles))
+
+
+def _frames(degrees: Degrees, axes: list[str], coords: Mapping[str, int]) -> Html:
+    if not axes:
+        rank = degrees.rank(dict(coords))
+        return f'<span class="rank">rank {rank}</span>'
+    axis, *inner = axes
+    frames = "".join(
+        f'<div class="frame c{_AXIS_COLOURS[axis]}"><span>{axis} {i}</span>'
+        f'<div class="in">{_frames(degrees, inner, {**coords, axis: i})}</div></div>'
+        for i in range(degrees[axis])
+    )
+    return f'<div class="in{" down" * (axis == "pipeline")}">{frames}</div>'
+
+
+def time_shares(run: RunRecord) -> Html:
+    body: list[Html] = []
+    stalled = sum(number(line.get("seconds_stalled")) or 0.0 for line in run.events.get("saved", ()))
+    if run.seconds:
+        text = f"The training took {timespan(run.seconds)}, pauses between attempts not counted."
+        if stalled:
+            text += (
+                f" For {timespan(stalled)} ({stalled / run.seconds:.0%}) it stood still to write checkpoints."
+            )
+        body.append(paragraph(text))
+    line = run.last("measured")
+    if not line:
+        return section("Where the time went", *body, paragraph(_UNMEASURED, "quiet") if run.events else "")
+    measured = Measured.from_fields(line)
+    body.append(paragraph(f"A step, as measured over steps {measured.first} to {measured.last}:"))
+    for times in measured.rank_times[:_MOST_BARS]:
+        body.append(
+            f"<small class=quiet>rank {times.rank}, {duration(times.step)}</small>{bar(_shares(times))}"
+        )
+    body += [
+        legend({name: colour for name, colour in _COMPONENTS.items() if any(_shares(t)[name][0] > 0.001 for t in
+                measured.rank_times[:_MOST_BARS])}),
+        details("The numbers, and what would make a step shorter", command("\n".join(measured.report()))),
+        paragraph(
+            "exchange: on the wire; waiting: for a slower rank; callbacks: evaluations, checkpoints, screen, files.",
+            "quiet",
+        ),
+    ]  # fmt: skip
+    return section("Where the time went", *body)
+
+
+_UNMEASURED = "The parts of a step were not measured: that takes a training of more than a few steps."
+
+
+def _shares(times: RankTimes) -> dict[str, tuple[float, int]]:
+    whole = max(times.step, 1e-12)
+    return {name: (min(getattr(times, name) / whole, 1.0), colour) for name, colour in _COMPONENTS.items()}
