@@ -24,7 +24,7 @@ from paddle_dp.structure import leaves, mapped
 from paddle_dp.train import Run
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
 
-_BATCH = 32
+_BATCH = 32  # samples of a forward, at most; an evaluation's, where that has fewer
 _SIDE = 128  # pixels of a picture, at most
 _PROMPT = 48  # tokens of a text, at most
 
@@ -99,7 +99,7 @@ def _spread(loader: Loader, count: int, batch: int) -> tuple[Sampler, Sequence[i
 def _worst(loader: Loader, learner: Any, count: int, scan: int) -> Gallery | None:
     from paddle_dp.train.evaluate import predictions
 
-    sampler, indices = _spread(loader, scan, _BATCH)
+    sampler, indices = _spread(loader, scan, min(_BATCH, max(loader.sampler.rows, 1)))
     rows: list[tuple[float, int, int, int, float]] = []
     for batch in Loader(loader.dataset, sampler).read(0):
         micro_batch = learner.mixed.cast_micro_batch(batch.micro_batches[0])
@@ -112,7 +112,7 @@ def _worst(loader: Loader, learner: Any, count: int, scan: int) -> Gallery | Non
         for row, predicted_class in enumerate(predicted.numpy().tolist()):
             loss = _loss_of(learner.loss, outputs, targets, row)
             if loss is not None:
-                index = indices[batch.index * _BATCH + row]
+                index = indices[batch.index * sampler.batch + row]
                 rows.append(
                     (loss, index, true[row], predicted_class, _probability(scores[row], predicted_class))
                 )

@@ -45,8 +45,8 @@ class TrackerRun(Protocol):
 
     def histogram(self, counts: Any, edges: Any) -> Any: ...
 
-    def finish(self, failure: str) -> None:
-        """Ends the run. `failure`: of the training, or ""."""
+    def finish(self, failure: BaseException | None) -> None:
+        """Ends the run. `failure`: the error that ended the training, such as a StoppedError."""
 
 
 class TrackerLog:
@@ -73,7 +73,7 @@ class TrackerLog:
     def settings(self, settings: Mapping[str, int | float | str], tags: list[str]) -> None:
         """Trackers get the settings when their run begins."""
 
-    def finish(self, failure: str = "") -> None:
+    def finish(self, failure: BaseException | None = None) -> None:
         """Ends the tracker's run; further entries are dropped."""
         if (run := self._run) is not None:
             self._attempt(lambda: run.finish(failure), greets=True)
@@ -157,9 +157,9 @@ class Tracker(dashboard.Dashboard):
         self._finish()
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        self._finish(message_of(error))
+        self._finish(error)
 
-    def _finish(self, failure: str = "") -> None:
+    def _finish(self, failure: BaseException | None = None) -> None:
         if isinstance(self.log, TrackerLog):
             self.log.finish(failure)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paddle_dp.callbacks._files import Files
 from paddle_dp.errors import message_of
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.gallery import Gallery
 from paddle_dp.units import Every, Positive
@@ -72,6 +72,10 @@ class SampleGallery(Callback):
     def epoch(self, moment: Moment) -> None:
         if moment.together:
             self._show(moment)
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if refusal.action == "rewind":  # steps are repeated
+            self._step = -1
 
     def end(self, moment: Moment) -> None:
         self._show(moment)

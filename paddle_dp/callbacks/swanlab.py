@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.callbacks import _tracker, dashboard
+from paddle_dp.errors import StoppedError, message_of
 from paddle_dp.train import Callback, Run
 
 if TYPE_CHECKING:
@@ -98,8 +99,12 @@ class SwanLabRun:
     def histogram(self, counts: Any, edges: Any) -> Any:
         """Config refuses histograms."""
 
-    def finish(self, failure: str) -> None:
-        self._run.finish(**({"state": "crashed", "error": failure} if failure else {}))
+    def finish(self, failure: BaseException | None) -> None:
+        if failure is None:
+            self._run.finish()
+        else:
+            is_stop = isinstance(failure, StoppedError)
+            self._run.finish(state="aborted" if is_stop else "crashed", error=message_of(failure))
 
 
 def remove_after(file: Path, step: int) -> frozenset[str]:

@@ -94,7 +94,7 @@ class TrackioRun:
     def histogram(self, counts: Any, edges: Any) -> Any:
         return self._trackio.Histogram(np_histogram=(counts, edges))
 
-    def finish(self, failure: str) -> None:
+    def finish(self, failure: BaseException | None) -> None:
         self._trackio.finish()
 
 

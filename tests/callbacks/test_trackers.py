@@ -59,9 +59,9 @@ class FakeRun:
     def histogram(self, counts: Any, edges: Any) -> Any:
         return ("histogram", len(counts))
 
-    def finish(self, failure: str) -> None:
+    def finish(self, failure: BaseException | None) -> None:
         self._act("finish")
-        self.finished.append(failure)
+        self.finished.append(str(failure or ""))
 
 
 class FakeTracker(_tracker.Tracker):
