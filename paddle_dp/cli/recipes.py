@@ -128,6 +128,10 @@ def plan(
         str,
         typer.Option(metavar="DEVICE", help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16."),
     ] = "a100-80",
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="In place of a device: what `scale --probe FILE` has measured."),
+    ] = None,
     link: Annotated[
         str | None,
         typer.Option(
@@ -151,8 +155,10 @@ def plan(
 
     from paddle_dp.launch.silence import import_paddle
     from paddle_dp.plan.devices import device_named
+    from paddle_dp.plan.probe import Probe
 
-    chosen = device_named(device)
+    probe = None if measured is None else Probe.read(measured)
+    chosen = device_named(device) if probe is None else probe.device()
     if link is not None:
         speed = _quantity("--link", LinkSpeed, link).bytes_per_second
         chosen = replace(chosen, node_link=speed, family="")  # no published run has this network
@@ -166,7 +172,7 @@ def plan(
     numbers = rank_numbers(ranks)
     if write is not None and len(numbers) > 1:
         raise UsageError(f"--write {write} writes one recipe: give one number of cards, such as --ranks 64.")
-    planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price)
+    planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if json:
         print(

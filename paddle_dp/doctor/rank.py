@@ -88,7 +88,7 @@ def exchange(device: str, first: Path | None = None, megabytes: Sequence[int] = 
     return {
         "ranks": mesh.ranks,
         "device": mesh.device,
-        "library": _library(mesh.device),
+        "library": library(mesh.device),
         "seconds": seconds,
         "seconds_by_megabytes": sizes,
         "hosts": [rank["host"] for rank in reports],
@@ -114,7 +114,7 @@ def _seconds_of_sum(mesh: Mesh, tensor: Tensor) -> float:
     return (time.perf_counter() - began) / TIMES
 
 
-def _library(device: str) -> str:
+def library(device: str) -> str:
     """Returns the communication library, with its version."""
     import paddle
 

@@ -59,12 +59,12 @@ class Candidate:
         """The axes with more than one rank."""
         return tuple(axis for axis in AXES if self.degrees[axis] > 1)
 
-    def layout(self, widths: Widths) -> Layout:
-        """The layout on accelerators, for the arithmetic of bytes."""
+    def layout(self, numerics: Numerics) -> Layout:
+        """The layout for the arithmetic of bytes."""
         return Layout(
             degrees=self.degrees, virtual_stages=self.virtual_stages, pipeline_schedule=self.schedule,
             sharding_stage=max(self.stage, 1), sequence_parallel=self.sequence_parallel, recompute=self.recompute,
-            widths=widths, accelerator=True,
+            widths=numerics.widths, accelerator=numerics.accelerator,
         )  # fmt: skip
 
     def settings(self) -> dict[str, str]:
@@ -90,13 +90,14 @@ class Numerics:
     """A recipe's number formats and kernels, as a plan needs them.
 
     `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `gradient`: bytes of a gradient on its
-    way. `flash`: attention keeps no scores.
+    way. `flash`: attention keeps no scores. `accelerator`: as the device's.
     """
 
     low: bool
     widths: Widths
     gradient: int
     flash: bool
+    accelerator: bool = True
 
     @property
     def number(self) -> int:

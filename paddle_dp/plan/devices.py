@@ -15,7 +15,7 @@ class Device:
     `memory`: bytes. `memory_rate`, `card_link`: bytes/s of its memory, and of its link to the other cards of its node,
     in one direction. `node_link`: bytes/s of all network cards of a node together, in one direction. `node`: cards in
     a node. `bfloat16`: the device multiplies bfloat16. `family`: its architecture, and that of
-    the published runs that judge its forecasts.
+    the published runs that judge its forecasts. `accelerator`: it is no CPU, which emulates 16 bits in float32.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Device:
     source: str
     node: int = 8
     bfloat16: bool = True
+    accelerator: bool = True
 
 
 _DGX_A100 = "node: DGX A100, 8 × 200 Gbit/s"

@@ -66,7 +66,7 @@ class FullestRank:
 
     def _stages(self, choice: Candidate) -> list[RankMemory]:
         """The fullest owner of each stage of the pipeline."""
-        layout = choice.layout(self.numerics.widths)
+        layout = choice.layout(self.numerics)
         return [self._owner(layout, stage) for stage in range(choice.degrees.pipeline)]
 
     def _owner(self, layout: Layout, stage: int) -> RankMemory:

@@ -30,6 +30,12 @@ class Rates:
     memory: float = 0.80
     """Share of the memory's rate: BabelStream's copy on A100 and V100 is 80 to 90 %."""
 
+    activation: float = 1.0
+    """Of that rate, what an MLP's activation function keeps: all of it, where arithmetic is faster than memory."""
+
+    softmax: float = 1.0
+    """The same for the softmax and the dropout of scores."""
+
     gap: float = 4e-6
     """Seconds between two kernels, with the ragged end of the first: a launch takes 2 to 5 µs."""
 
@@ -153,8 +159,8 @@ def _elementwise(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbers
     inside = tokens * load.hidden * (load.matrices - 1) * 4 / t
     square = load.micro * load.heads / t * load.length * load.length / load.sequence
     rate = load.memory_rate * rates.memory
-    scores = np.where(load.flash == 1, 0.0, 9 * square) * narrow / rate
-    return (between + inside) * narrow / rate + scores + 10 * rates.gap, scores
+    scores = np.where(load.flash == 1, 0.0, 9 * square) * narrow / (rate * rates.softmax)
+    return (between + inside / rates.activation) * narrow / rate + scores + 10 * rates.gap, scores
 
 
 def _head(load: Workload, rates: Rates, tokens: Numbers) -> Numbers:

@@ -13,6 +13,7 @@ from paddle_dp.plan.candidates import Candidate, Numerics, candidates, workload_
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, STAGE3, TIE, BarClass, bar_class
 from paddle_dp.plan.fullest_rank import FREE, TIGHT, FullestRank, RankBytes
+from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.rank_memory import Blocks
 from paddle_dp.plan.step_time import StepTime, step_time
@@ -68,7 +69,8 @@ class LayoutRanking:
 @dataclass(frozen=True, kw_only=True)
 class Planner:
     """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight.
-    `elementwise`: the optimizer computes element by element, so that tensors may be cut."""
+    `elementwise`: the optimizer computes element by element, so that tensors may be cut. `rates`: the
+    constants of the forecast; a measured device has its own."""
 
     model: Transformer
     blocks: Blocks
@@ -77,6 +79,7 @@ class Planner:
     numerics: Numerics
     tied: bool = False
     elementwise: bool = True
+    rates: Rates = SHEET
 
     @property
     def bars(self) -> BarClass:
@@ -117,7 +120,7 @@ class LayoutSearch:
     def __init__(self, planner: Planner, choices: Sequence[Candidate]) -> None:
         self.planner, self.choices = planner, choices
         self.load: Workload = workload_of(planner.model, choices, planner.device, planner.numerics)
-        self.step: StepTime = step_time(self.load)
+        self.step: StepTime = step_time(self.load, planner.rates)
         self.seconds = self.step.seconds
         self.fullest = FullestRank(planner.blocks, planner.model, planner.numerics)
         self.free = FREE * planner.device.memory

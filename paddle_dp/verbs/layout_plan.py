@@ -21,8 +21,10 @@ from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
 from paddle_dp.plan.fullest_rank import FREE
+from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.memory import STATES, Widths
+from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
 from paddle_dp.plan.transformer import transformer
@@ -71,11 +73,15 @@ class RecipePlan:
         ranks: Sequence[int],
         device: Device,
         price: float | None = None,
+        probe: Probe | None = None,
     ) -> RecipePlan:
-        """Plans the recipe in the file for each of these numbers of cards. Raises UsageError for a recipe that cannot
-        be planned, with the reason."""
+        """Plans the recipe in the file for each of these numbers of cards; `probe`: the device was measured. Raises
+        UsageError for a recipe that cannot be planned, with the reason."""
         recipe = read_recipe(file, settings)
-        planner = planner_of(recipe, hybrid(file, settings, recipe), device)
+        rates = (
+            SHEET if probe is None else probe.checked_rates(device, recipe.train.precision.dtype, max(ranks))
+        )
+        planner = planner_of(recipe, hybrid(file, settings, recipe), device, rates)
         rankings = tuple(planner.ranking(n, current(recipe, planner.shape, n)) for n in ranks)
         return cls(recipe=recipe, planner=planner, rankings=rankings, price=price)
 
@@ -103,9 +109,11 @@ class RecipePlan:
 
     def _title(self) -> str:
         train, planner, first = self.recipe.train, self.planner, self.rankings[0]
-        several = len(self.rankings) > 1
-        cards = "cards" if several else plural(first.ranks, "card")
-        legal = "" if several else f": {plural(first.legal, 'legal layout')}"
+        is_curve = len(self.rankings) > 1
+        noun = "card" if planner.device.accelerator else "rank"
+        cards = f"{noun}s" if is_curve else plural(first.ranks, noun)
+        cards += "" if planner.device.accelerator else " of"
+        legal = "" if is_curve else f": {plural(first.legal, 'legal layout')}"
         return (
             f"{self.recipe.model.name} of {total_parameters(planner.blocks):,} parameters, batches of {train.batch} × "
             f"{planner.model.length} tokens, {train.precision.dtype}, on {cards} {planner.device.name}{legal}"
@@ -270,7 +278,7 @@ def hybrid(file: Path, settings: Sequence[str], recipe: Recipe) -> Recipe:
     return read_recipe(file, [*settings, "strategy.use=hybrid"])
 
 
-def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Planner:
+def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates = SHEET) -> Planner:
     """The planner of a recipe's model, batch and number formats. Raises UsageError with the reason if it has none."""
     numerics = numerics_of(recipe, as_hybrid, device)
     with lazily():
@@ -298,27 +306,33 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Planner:
         numerics=numerics,
         tied=tied,
         elementwise=getattr(recipe.optimizer.config, "elementwise", True),
+        rates=rates,
     )
 
 
 def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
     """The number formats of the recipe on the device. Raises UsageError for one that the device cannot compute."""
     precision = recipe.train.precision
-    if recipe.train.device == "cpu":
-        raise UsageError("train.device=cpu: a plan is for accelerators: add train.device=auto.")
+    if recipe.train.device == "cpu" and device.accelerator:
+        raise UsageError(
+            "train.device=cpu: data sheets are of accelerators: add train.device=auto, or --measured FILE for this "
+            "machine's CPU (paddle-dp scale RECIPE --probe FILE measures it)."
+        )
     if precision.dtype == "float64":
         raise UsageError(
             "train.precision=float64: no data sheet here has its rate: add train.precision=bfloat16."
         )
-    if precision.dtype == "bfloat16" and not device.bfloat16:
+    if precision.dtype == "bfloat16" and device.accelerator and not device.bfloat16:
         raise UsageError(
             f"--device {device.name} has no products of bfloat16: add train.precision=float16, or name another device."
         )
-    low = precision.is_low
+    low = precision.is_low and device.accelerator  # CPUs emulate 16 bits in float32
     name = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
     widths = Widths.for_optimizer(name, low=low and precision.level == "O2")
     sent = 2 if getattr(as_hybrid.strategy.config, "reduce_dtype", None) == "bfloat16" else widths.gradient
-    return Numerics(low=low, widths=widths, gradient=sent, flash=low and device.bfloat16)
+    return Numerics(
+        low=low, widths=widths, gradient=sent, flash=low and device.bfloat16, accelerator=device.accelerator
+    )
 
 
 def current(recipe: Recipe, shape: Shape, ranks: int) -> Candidate | None:

@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_told_with_its_bytes() -> None:
 def test_bytes_are_those_of_check() -> None:
     choice = Candidate(degrees=Degrees(sharding=4, tensor=2, pipeline=2), micro=2, micro_batches=32, stage=1)
     memory = FullestRank(blocks(), GPT, LOW).bytes_of(choice)
-    memories = rank_memories(blocks(), choice.layout(LOW.widths))
+    memories = rank_memories(blocks(), choice.layout(LOW))
     tokens = Tokens(length=2048, samples=2, width=4096, heads=32, vocab=50304, tensor=2)
     first, last = (
         max(m.total for m in memories if m.coords["pipeline"] == stage)

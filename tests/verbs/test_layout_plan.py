@@ -15,6 +15,7 @@ from paddle_dp.plan.devices import DEVICES
 from paddle_dp.recipe import read_recipe
 from paddle_dp.verbs.forecast import forecast, layout_of
 from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
+from tests.plan.test_probe import probe as measured_probe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = CONFIGS / "llama_7b.yaml"
@@ -33,6 +34,14 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         main(["plan", *words])
     assert end.value.code == 2
     return capsys.readouterr().err
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `paddle-dp plan` prints; it must end with status 0."""
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert not end.value.code
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,7 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
         ([str(SMALL), "--ranks", "1..8", "--write", "new"], "--write new writes one recipe"),
         ([str(SMALL), "--device", "v100"], "--device v100-32 has no products of bfloat16"),
         ([str(SMALL), "train.precision=float64"], "train.precision=float64: no data sheet"),
-        ([str(SMALL), "train.device=cpu"], "train.device=cpu: a plan is for accelerators"),
+        ([str(SMALL), "train.device=cpu"], "train.device=cpu: data sheets are of accelerators"),
         (
             [str(CONFIGS / "digits_local_sgd.yaml")],
             "strategy.use=local_sgd: a plan knows the steps of single",
@@ -158,3 +167,32 @@ def test_a_slower_network_takes_longer() -> None:
 def test_a_recipe_in_epochs_has_no_hours() -> None:
     lines = [*planned("train.length=2 epochs").lines()]
     assert any("no hours: they need a length in steps, and this is 2 epochs" in line for line in lines)
+
+
+def test_a_measured_machine_is_planned_with_its_own_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "probe.json"
+    measured_probe().write(file)
+    words = [str(CONFIGS / "gpt_tiny.yaml"), "--measured", str(file)]
+    assert "2 ranks of EPYC (measured)" in shown(capsys, *words, "--ranks", "2")
+    beyond = refused(capsys, *words, "--ranks", "4")
+    assert "the links of one machine with 2 ranks" in beyond and "--link" in beyond
+    assert "4 ranks of EPYC" in shown(capsys, *words, "--ranks", "4", "--link", "10 Gbit/s")
+    assert "train.device=cpu" in refused(capsys, words[0], "train.device=cpu")
+    shown(
+        capsys, *words, "--ranks", "2", "train.device=cpu", "train.precision=bfloat16"
+    )  # emulated in float32
+    measured_probe(ranks=1).write(file)
+    assert "measure with --ranks 2" in refused(capsys, *words, "--ranks", "2")
+
+
+def test_a_measured_card_is_planned_in_its_number_format_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "probe.json"
+    measured_probe(kind="gpu", dtype="float32").write(file)
+    words = (str(CONFIGS / "gpt_tiny.yaml"), "--measured", str(file), "--ranks", "2")
+    assert "products of float32, and this recipe computes in bfloat16" in refused(
+        capsys, *words, "train.precision=bfloat16"
+    )
