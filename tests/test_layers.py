@@ -61,8 +61,8 @@ LINES_TODAY: dict[str, int] = {
     "core": 4710, "learner": 1550, "axes": 3760, "strategies/async_average": 350,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1425, "strategies/branches": 1050,
     "checks": 900, "identity": 1750, "checkpoint": 2150, "why": 1200,
-    "certificate": 1000, "assembly": 1890, "train": 1850, "plan": 2850, "cli": 1550, "dashboard": 1450,
-    "callbacks": 1600, "verbs": 2150, "plug-ins": 5550, "launch": 5850, "doctor": 1550, "proof": 4400, "audit": 2700,
+    "certificate": 1000, "assembly": 1890, "train": 1850, "plan": 2900, "cli": 1600, "dashboard": 1450,
+    "callbacks": 1600, "verbs": 2200, "plug-ins": 5550, "launch": 5850, "doctor": 1550, "proof": 4400, "audit": 2700,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
 # (module, module); rows may only go.

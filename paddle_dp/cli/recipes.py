@@ -6,6 +6,7 @@ import json as json_text
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,7 +23,7 @@ from paddle_dp.cli.options import (
     recipes_and_settings,
 )
 from paddle_dp.errors import UsageError
-from paddle_dp.units import Duration, LinkSpeed, Quantity
+from paddle_dp.units import Bytes, Duration, LinkSpeed, Quantity
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -59,6 +60,12 @@ def check(
         str | None,
         typer.Option(metavar="TIME", help="Also print the shortest step for this compute time: '60 ms'."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Also print from how many ranks on each fits into so much: '80 GB'."
+        ),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Open the data, and run the model on its first samples.")
     ] = True,
@@ -87,14 +94,25 @@ def check(
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
             return [*lines, *tried(file, sized(file)[0])] if run else lines
 
-        status = check_all(files, settings, _forecast(ranks, build, link, compute), trial_lines, sized)
+        status = check_all(
+            files, settings, _forecast(ranks, build, link, compute, memory), trial_lines, sized
+        )
     raise typer.Exit(status)
 
 
 def _forecast(
-    ranks: int | None, build: int | None, link: str | None, compute: str | None
+    ranks: int | None, build: int | None, link: str | None, compute: str | None, memory: str | None
 ) -> Callable[[Recipe], Iterator[str]] | None:
-    """Returns the function for the lines that `check --ranks` adds to a recipe's; None without --ranks."""
+    """Returns the function for the lines that `check --ranks` and `--memory` add to a recipe's; None without both."""
+    if memory is not None:
+        from paddle_dp.launch.silence import import_paddle
+
+        size = _quantity("--memory", Bytes, memory).count
+        import_paddle()
+        from paddle_dp.verbs.scale import fits_from
+
+        others = None if ranks is None else _forecast(ranks, build, link, compute, None)
+        return lambda recipe: chain(others(recipe) if others else (), fits_from(recipe, size))
     if ranks is None:
         for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
             if value is not None:
@@ -182,9 +200,6 @@ def plan(
     print(*planned.lines(), sep="\n")
     if path is not None:
         print(f"\n{path} is written:  paddle-dp train {shlex.quote(str(path))} --ranks {numbers[0]}")
-        print(
-            "`paddle-dp check` knows no device, and also counts the scores that flash attention does not keep."
-        )
 
 
 def _positive(option: str, number: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Conversations(Packed):
 class Config(TextConfig):
     """The text of a conversation is written by the tokenizer's chat_template, or as ChatML. Only the contents of the
     assistant count, with the special token that ends each; the loss needs `ignore_index: -100`."""
+
+    masks_documents: ClassVar[bool] = True  # a model's attention gets a mask
 
     field: str = "messages"
     """The field of a .jsonl line that is its list of {role, content}."""

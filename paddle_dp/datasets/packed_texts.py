@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paddle_dp.datasets._packing import Consecutive, Documents, Packed
 from paddle_dp.datasets._tokenizers import tokenizer
@@ -13,6 +14,8 @@ from paddle_dp.datasets._windows import TextConfig
 class Config(TextConfig):
     """The documents are in another order in each epoch, one after another. One that does not fit into a window is
     continued in the next, as if it began there."""
+
+    masks_documents: ClassVar[bool] = True  # a model's attention gets a mask
 
     def build(self, split: str) -> Packed:
         """Inputs {"tokens", "positions"} int64 [length] each, targets int64 [length]. Every token but the first of a

@@ -8,9 +8,9 @@ and t tensor ranks:
     selective    s·b·h·(10 + 24/t)                 s·b·h/t·34                       section 5, table 2
     full         s·b·h·2                           s·b·h/t·2                        table 2
 
-The head keeps s·b·(4·h + 4·v) / t bytes, for a vocabulary of v (section 4.3). In 32 bits everything takes twice as
-much, except the logits, which always have 4 bytes. Flash attention keeps no scores, like `selective`, so the estimate
-for `none` is then an upper bound.
+The head keeps s·b·(4·h + 4·v) / t bytes, for a vocabulary of v (section 4.3), and 8·v more while the loss is computed.
+In 32 bits everything takes twice as much, except the logits, which always have 4 bytes. Flash attention keeps no
+scores, like `selective`; a mask of packed documents it keeps in each block: 2·b·s² bytes, on each tensor rank.
 """
 
 from __future__ import annotations
@@ -23,18 +23,28 @@ from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.units import Recompute
 
 # Bytes of a logit while its loss is computed: in float32 the logit, its softmax and its gradient. `Tokens.head` counts
-# what forward keeps of them.
+# the 4 that forward keeps.
 LOGIT_PEAK = 12
 
 Keeps = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActivationFormat:
+    """The form in which activations are kept: bytes of a `number`; `flash`: attention keeps no scores; `masked`: its
+    tokens see those of their document alone."""
+
+    number: int
+    flash: bool
+    masked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tokens:
     """The sizes of one micro-batch in a block on one rank, and how the tensor axis splits it; `bytes` per number.
 
-    `kv_fraction`: heads of keys and values for each of q. An MLP of `hidden` (0: 4·width) numbers has `matrices`
-    products, 3 if it is gated.
+    `masked`: the tokens of a sample whose attention has a mask of documents; 0: it has none. `kv_fraction`: heads of
+    keys and values for each of q. An MLP of `hidden` (0: 4·width) numbers has `matrices` products, 3 if it is gated.
     """
 
     length: int
@@ -48,6 +58,7 @@ class Tokens:
     kv_fraction: float = 1.0
     hidden: int = 0
     matrices: int = 2
+    masked: int = 0
 
     def block(self, keeps: Keeps) -> float:
         """Bytes that one block keeps of one micro-batch."""
@@ -59,6 +70,8 @@ class Tokens:
             size = sbh / t * (10 + self.cut_numbers + scores)
         else:
             size = sbh * (10 + self.cut_numbers / t + scores / t)
+        if keeps == "selective":
+            size += 2 * self.samples * self.masked**2
         return size * self.bytes / 2
 
     @property
@@ -75,19 +88,26 @@ class Tokens:
 
 
 def activation_bytes(
-    tokens: Tokens, stages: Sequence[Sequence[int]], blocks: int, recompute: Recompute, in_flight: float
+    tokens: Tokens,
+    stages: Sequence[Sequence[int]],
+    blocks: int,
+    recompute: Recompute,
+    in_flight: float,
+    flash: bool = False,
 ) -> float:
-    """Bytes on a rank with the blocks in `stages` (numbers of `blocks`: an embedding, layers, a head).
+    """Bytes on a rank with the blocks in `stages` (numbers of `blocks`: an embedding, layers, a head), at the peak.
 
-    `in_flight`: the micro-batches per stage that await backward at once, from the function `in_flight`.
+    `in_flight`: the micro-batches per stage that await backward at once, from the function `in_flight`. `flash`:
+    attention keeps no scores.
     """
     local_blocks = [number for stage in stages for number in stage]
     layers = [number for number in local_blocks if 0 < number < blocks - 1]
     recomputed = [number for number in layers if recompute.blocks and number % recompute.blocks == 0]
-    plain = tokens.block("selective" if recompute.attention else "none")
+    plain = tokens.block("selective" if recompute.attention or flash else "none")
     size = in_flight * ((len(layers) - len(recomputed)) * plain + len(recomputed) * tokens.block("full"))
     size += plain if recomputed else 0.0  # the block that is in backward now
-    return size + (tokens.head() if blocks - 1 in local_blocks else 0.0)
+    logits = (LOGIT_PEAK - 4) * tokens.length * tokens.samples * tokens.vocab / tokens.tensor
+    return size + (tokens.head() + logits if blocks - 1 in local_blocks else 0.0)
 
 
 def in_flight(schedule: str, pipeline: int, pp_rank: int, micro_batches: int, virtual_stages: int) -> float:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.legal import Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
@@ -90,7 +91,7 @@ class Numerics:
     """A recipe's number formats and kernels, as a plan needs them.
 
     `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `gradient`: bytes of a gradient on its
-    way. `flash`: attention keeps no scores. `accelerator`: as the device's.
+    way. `flash`: attention keeps no scores. `accelerator`: as the device's. `masked`: samples are packed documents.
     """
 
     low: bool
@@ -98,11 +99,17 @@ class Numerics:
     gradient: int
     flash: bool
     accelerator: bool = True
+    masked: bool = False
 
     @property
     def number(self) -> int:
         """Bytes of one activation."""
         return 2 if self.low else 4
+
+    @property
+    def activation_format(self) -> ActivationFormat:
+        """The form in which activations are kept."""
+        return ActivationFormat(number=self.number, flash=self.flash, masked=self.masked)
 
 
 def candidates(
@@ -187,7 +194,8 @@ def workload_of(
     }  # fmt: skip
     constants: dict[str, float] = model.columns() | device_columns(device, numerics.low)
     constants |= {
-        "ulysses": 1, "flash": numerics.flash, "fp8": 0, "overlaps_data": 1, "overlaps_stages": 0,
+        "ulysses": 1, "flash": numerics.flash, "masked": numerics.masked, "fp8": 0, "overlaps_data": 1,
+        "overlaps_stages": 0,
         "recomputed_products": 0, "number": numerics.number, "gradient": numerics.gradient,
         "parameter": numerics.widths.parameter, "cast": _CAST if o1 else 0.0,
     }  # fmt: skip

@@ -1,15 +1,11 @@
-"""The bytes of a layout's fullest rank, on an accelerator: the arithmetic of `paddle-dp check`, for every stage.
-
-It differs in two things, for the device is known: flash attention keeps no scores, and while the loss is computed, a
-logit takes 12 bytes (`activations.LOGIT_PEAK`).
-"""
+"""The bytes of a layout's ranks: weights, gradients, states and activations, for `paddle-dp check` and `plan` alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from paddle_dp.plan.activations import LOGIT_PEAK, Tokens, activation_bytes, in_flight
+from paddle_dp.plan.activations import ActivationFormat, Tokens, activation_bytes, in_flight
 from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.memory import state_bytes
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
@@ -84,20 +80,34 @@ class FullestRank:
         return rank_memory(self.blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
 
     def _activations(self, choice: Candidate, memory: RankMemory) -> float:
-        """Bytes of a stage's activations of all micro-batches that wait, and of the logits of one."""
-        model, degrees = self.model, choice.degrees
-        tokens = Tokens(
-            length=model.length // degrees.sequence, samples=choice.micro, width=model.width, heads=model.heads,
-            vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=choice.sequence_parallel,
-            bytes=self.numerics.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden,
-            matrices=model.matrices,
+        """Bytes of a stage's activations."""
+        return rank_activations(
+            self.model, choice.layout(self.numerics), memory, len(self.blocks), (choice.micro, choice.micro_batches),
+            self.numerics.activation_format,
         )  # fmt: skip
-        recompute = replace(choice.recompute, attention=True) if self.numerics.flash else choice.recompute
-        micro_batches = min(choice.micro_batches, 4 * degrees.pipeline)  # more of them wait no longer
-        waiting = in_flight(
-            choice.schedule, degrees.pipeline, memory.coords["pipeline"], micro_batches, choice.virtual_stages
-        )
-        size = activation_bytes(tokens, memory.stages, len(self.blocks), recompute, waiting)
-        if len(self.blocks) - 1 in memory.blocks:
-            size += (LOGIT_PEAK - 4) * tokens.length * tokens.samples * model.vocab / degrees.tensor
-        return size
+
+
+def rank_activations(
+    model: Transformer,
+    layout: Layout,
+    memory: RankMemory,
+    blocks: int,
+    micro: tuple[int, int],
+    form: ActivationFormat,
+) -> float:
+    """Bytes of a rank's activations of all micro-batches that wait, and of the logits of one. `blocks`: of the whole
+    model; `micro`: the samples of a micro-batch of one rank, and the number of micro-batches."""
+    degrees, (samples, micro_batches) = layout.degrees, micro
+    tokens = Tokens(
+        length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
+        vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
+        bytes=form.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden, matrices=model.matrices,
+        masked=model.length if form.masked else 0,
+    )  # fmt: skip
+    if layout.pipeline_schedule != "f_then_b":
+        micro_batches = min(micro_batches, 4 * degrees.pipeline)  # more of them wait no longer
+    pp_rank = memory.coords["pipeline"]
+    waiting = in_flight(
+        layout.pipeline_schedule, degrees.pipeline, pp_rank, micro_batches, layout.virtual_stages
+    )
+    return activation_bytes(tokens, memory.stages, blocks, layout.recompute, waiting, form.flash)

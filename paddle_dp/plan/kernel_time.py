@@ -133,13 +133,14 @@ def _linear_layers(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbe
 
 
 def _attention(load: Workload, rates: Rates) -> tuple[Numbers, Numbers]:
-    """Scores, and their products with the values: of whole squares, or of the causal half by flash attention."""
+    """Scores, and their products with the values: of whole squares, or of the causal half by flash attention, which
+    skips no tile where a mask of documents is read."""
     head_width, heads = load.width / load.heads, load.heads / load.tensor
     rows = np.where(load.ulysses == 1, load.length, load.length / load.sequence)
     count = load.micro * np.where(load.ulysses == 1, heads / load.sequence, heads)
     dense = 2 * product_seconds(rows, load.length, head_width, load, rates, count)
     causal = 2 * rows * load.length * head_width * count  # FLOPs of half of both products
-    flash = causal / (load.peak * rates.gemm * FLASH_SHARE) + rates.gap
+    flash = (1 + load.masked) * causal / (load.peak * rates.gemm * FLASH_SHARE) + rates.gap
     return (
         np.where(load.flash == 1, flash, dense),
         np.where(load.flash == 1, FLASH_BACKWARD * flash, 2 * dense),

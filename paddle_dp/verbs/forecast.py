@@ -20,9 +20,10 @@ from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.part import adapted, lazily
 from paddle_dp.part.groups import turns_of
-from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
+from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, Sent, sent
+from paddle_dp.plan.fullest_rank import rank_activations
 from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.rank_memory import (
     Blocks,
@@ -32,6 +33,7 @@ from paddle_dp.plan.rank_memory import (
     rank_memory,
     total_parameters,
 )
+from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.train.meter import peak_memory
@@ -208,7 +210,12 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
         sizes[_transit_label(layout)] = memory.transient
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
-        sizes["activations (estimate)"] = forward
+        name = (
+            "activations (estimate, flash attention)"
+            if activation_format(recipe, layout).flash
+            else "activations (estimate)"
+        )
+        sizes[name] = forward
     return sizes
 
 
@@ -358,26 +365,42 @@ def _bytes(recipe: Recipe, layout: Layout) -> int:
 
 
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
-    """Bytes of activations on the rank, or on one of its devices, as `plan.activations` estimates them; None unless the
-    model is a transformer, and on a server, which runs no layer."""
-    model, degrees = recipe.model.config, layout.degrees
-    if not isinstance(model, TransformerSizes) or memory.rank < degrees.servers:
+    """Bytes of activations on the rank, or on one of its devices, by the arithmetic of `plan`; None unless the model is
+    a transformer, and on a server, which runs no layer."""
+    model = sizes_of(recipe, blocks)
+    if model is None or memory.rank < layout.degrees.servers:
         return None
-    shares = recipe.train.micro_batches * degrees.dp_size * layout.devices
-    samples = -(-recipe.train.batch // shares)
-    tokens = Tokens(
-        length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
-        vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
-        bytes=_bytes(recipe, layout),
+    shares = recipe.train.micro_batches * layout.degrees.dp_size * layout.devices
+    micro = (-(-recipe.train.batch // shares), recipe.train.micro_batches)
+    return rank_activations(model, layout, memory, len(blocks), micro, activation_format(recipe, layout))
+
+
+def activation_format(recipe: Recipe, layout: Layout) -> ActivationFormat:
+    """The form of the activations. An accelerator is taken for one that has flash attention in 16 bits, as GPUs since
+    A100: no device is known here."""
+    number = _bytes(recipe, layout)
+    return ActivationFormat(number=number, flash=number == 2, masked=masks_documents(recipe))
+
+
+def masks_documents(recipe: Recipe) -> bool:
+    """Whether the samples are packed documents, which attention masks. Of a user's data set it is not known."""
+    return bool(getattr(recipe.dataset.config, "masks_documents", False))
+
+
+def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | None:
+    """The sizes of a transformer: exact for equal blocks of attention and an MLP, else by the model's settings."""
+    config = recipe.model.config
+    length = getattr(recipe.dataset.config, "length", 0)
+    sizes = transformer(config, length if isinstance(length, int) else 0, blocks)
+    if isinstance(sizes, Transformer):
+        return sizes
+    if not isinstance(config, TransformerSizes):
+        return None
+    return Transformer(
+        depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length, tables=2,
+        kv_heads=config.kv_heads if isinstance(config, GroupedHeads) else config.heads, hidden=4 * config.width,
+        matrices=2,
     )  # fmt: skip
-    micro_batches = in_flight(
-        layout.pipeline_schedule,
-        degrees.pipeline,
-        memory.coords["pipeline"],
-        recipe.train.micro_batches,
-        layout.virtual_stages,
-    )
-    return activation_bytes(tokens, memory.stages, len(blocks), layout.recompute, micro_batches)
 
 
 def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:

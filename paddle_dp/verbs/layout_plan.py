@@ -31,7 +31,7 @@ from paddle_dp.plan.transformer import transformer
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import amount, digits, duration, plural
-from paddle_dp.verbs.forecast import layout_of
+from paddle_dp.verbs.forecast import layout_of, masks_documents
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
@@ -331,7 +331,12 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
     widths = Widths.for_optimizer(name, low=low and precision.level == "O2")
     sent = 2 if getattr(as_hybrid.strategy.config, "reduce_dtype", None) == "bfloat16" else widths.gradient
     return Numerics(
-        low=low, widths=widths, gradient=sent, flash=low and device.bfloat16, accelerator=device.accelerator
+        low=low,
+        widths=widths,
+        gradient=sent,
+        flash=low and device.bfloat16,
+        accelerator=device.accelerator,
+        masked=masks_documents(recipe),
     )
 
 

@@ -5,29 +5,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddle_dp.axes.meta_init import describe_weights
+from paddle_dp.core.parameter_groups import group
+from paddle_dp.errors import PaddleDPError
 from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
-from paddle_dp.plan.transformer import Transformer, transformer
+from paddle_dp.plan.rank_memory import Blocks, rank_memories
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
+from paddle_dp.verbs.forecast import LOAD, activations, layout_of, sizes_of
 
+TRIED_RANKS = (*range(1, 17), 32, 64, 128, 256, 512, 1024)
 MOST_TOKENS = 8192  # of a product's shape: more rows fill no kernel better
 
 
-def sizes_of(recipe: Recipe) -> Transformer | str:
-    """The sizes of the recipe's model if it is a transformer, else the reason."""
+def blocks_of(recipe: Recipe) -> Blocks:
+    """The weights of the recipe's model, grouped and adapted as in training, without memory for them."""
     with lazily():
-        model, _ = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
-        blocks = describe_weights(model)
-    length = getattr(recipe.dataset.config, "length", 0)
-    return transformer(recipe.model.config, length if isinstance(length, int) else 0, blocks)
+        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+        group(model, recipe.optimizer.groups, before)
+        return describe_weights(model)
+
+
+def fits_from(recipe: Recipe, limit: float) -> Iterator[str]:
+    """Yields a line on the smallest number of ranks on which the recipe's own layout fits into `limit` bytes of each
+    rank, of those up to 16 and then of 32, 64 … 1024; the batch stays the same."""
+    blocks, allowed = blocks_of(recipe), LOAD * limit
+    within = f"{amount(allowed)} ({LOAD:.0%} of {amount(limit)})"
+    sizes: dict[int, float] = {}
+    is_complete, reason = True, "it has none"
+    for ranks in TRIED_RANKS:
+        try:
+            layout = layout_of(recipe, ranks)
+            layout, local = recipe.strategy.config.assigned(recipe, layout, blocks, 4)
+        except PaddleDPError as error:
+            reason = str(error)
+            continue
+        rows = [
+            (each.total, activations(recipe, layout, local, each)) for each in rank_memories(local, layout)
+        ]
+        sizes[ranks] = max(total + (forward or 0.0) for total, forward in rows)
+        is_complete = any(forward is not None for _, forward in rows)
+        if sizes[ranks] <= allowed:
+            break
+    without = "" if is_complete else ", activations left out (they are known of transformers)"
+    if not sizes:
+        yield f"--memory: no number of ranks up to {TRIED_RANKS[-1]} has this layout: {reason}"
+        return
+    ranks, need = [*sizes.items()][-1]
+    if need <= allowed:
+        fewer = [*sizes.items()][-2:-1]
+        more = f"; on {plural(fewer[0][0], 'rank')} it has {amount(fewer[0][1])}" if fewer else ""
+        yield f"fits into {within} from {plural(ranks, 'rank')} on: the fullest has {amount(need)}{more}{without}"
+        return
+    ranks, need = min(sizes.items(), key=lambda pair: pair[1])
+    yield (
+        f"does not fit into {within} on any number of ranks up to {TRIED_RANKS[-1]}: {amount(need)} on "
+        f"{ranks}{without}. More train.micro_batches or strategy.recompute=full keep less, strategy.sharding splits "
+        "the states; `paddle-dp plan RECIPE --ranks N` has every layout of a transformer."
+    )
 
 
 def product_shapes(recipe: Recipe) -> list[tuple[int, int, int]]:
     """[m, n, k] of the products of a block's layers and of the head, for one micro-batch of one rank; empty for a model
     that is no transformer, whose products are not known by arithmetic."""
-    model = sizes_of(recipe)
-    if isinstance(model, str):
+    model = sizes_of(recipe, blocks_of(recipe))
+    if model is None:
         return []
     tokens = min(MOST_TOKENS, max(1, recipe.train.batch // recipe.train.micro_batches) * model.length)
     kv = model.kv_heads * model.width // model.heads

@@ -1,0 +1,58 @@
+"""What `paddle-dp scale` and `check --memory` say follows from the arithmetic of `check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.cli import main
+from paddle_dp.recipe import read_recipe
+from paddle_dp.text import amount
+from paddle_dp.verbs.forecast import LOAD, forecast
+from paddle_dp.verbs.scale import fits_from
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def fits(name: str, gigabytes: float, *overrides: str) -> str:
+    (line,) = fits_from(read_recipe(CONFIGS / f"{name}.yaml", overrides), gigabytes * 1e9)
+    return line
+
+
+def in_all(name: str, ranks: int, *overrides: str) -> str:
+    """The bytes of the fullest rank, as `check --ranks` prints them."""
+    lines = forecast(read_recipe(CONFIGS / f"{name}.yaml", overrides), ranks)
+    return next(line for line in lines if line.endswith("in all")).split(": ")[-1].removesuffix(" in all")
+
+
+def test_a_recipe_fits_from_the_first_number_of_ranks_whose_fullest_rank_does() -> None:
+    """Each larger one has less, and the bytes are those of `check --ranks`."""
+    data = ("strategy.use=data_parallel", "train.batch=64")
+    line = fits("gpt_345m", 12, *data)
+    ranks = int(line.split(" from ")[1].split()[0])
+    assert ranks > 1 and f"the fullest has {in_all('gpt_345m', ranks, *data)}" in line
+    assert f"on {line.rpartition('; on ')[2].split()[0]} rank" in line
+    roomy = fits("gpt_345m", 400, *data)
+    assert " from 1 rank on" in roomy and "; on " not in roomy
+    assert amount(LOAD * 12e9) in line
+
+
+def test_a_recipe_that_fits_nowhere_says_what_to_change() -> None:
+    line = fits("gpt_345m", 2, "strategy.use=data_parallel")
+    assert line.startswith("does not fit into") and "strategy.sharding" in line
+
+
+def test_unknown_activations_are_not_taken_for_none() -> None:
+    assert "activations left out" in fits("digits_mlp", 1)
+    assert "activations left out" not in fits("gpt_tiny", 1)
+
+
+def test_memory_is_an_option_of_check(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["check", str(CONFIGS / "gpt_tiny.yaml"), "--no-run", "--memory", "1 GB", "--ranks", "2"])
+    shown = capsys.readouterr().out
+    assert not end.value.code and "2 ranks: data 2" in shown and "from 1 rank on" in shown
+    with pytest.raises(SystemExit) as end:
+        main(["check", str(CONFIGS / "gpt_tiny.yaml"), "--no-run", "--memory", "much"])
+    assert end.value.code == 2 and "--memory" in capsys.readouterr().err
