@@ -232,6 +232,10 @@ def scaling(exam: Exam) -> None:
     every = [point for points in off.values() for point in points]
     exam.check("efficiency, mean, points", float(np.mean(np.abs(every))), 3)
     exam.check("efficiency, worst, points", float(np.max(np.abs(every))), 10)
+    ratios = [
+        foretold / measured for each in series(published_rows()) for _, measured, foretold in each.points()
+    ]
+    same(exam, "SCALING", error_bars.SCALING, bar(np.array(ratios)))
 
 
 def stage3(exam: Exam, runs: dict[str, Runs]) -> None:

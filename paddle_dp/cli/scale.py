@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json as json_text
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +11,27 @@ import typer
 
 from paddle_dp.cli.options import Overrides, RecipeFile
 from paddle_dp.errors import UsageError
+from paddle_dp.units import LinkSpeed
 
 
 def scale(
     recipe: RecipeFile,
     overrides: Overrides = None,
     ranks: Annotated[
-        int, typer.Option(metavar="N", help="Ranks of this machine that are measured together.")
-    ] = 2,
+        int | None,
+        typer.Option(metavar="N", help="Ranks of this machine that are measured together; 2 without it."),
+    ] = None,
+    last: Annotated[int, typer.Option("--to", metavar="N", help="The most ranks that are foretold.")] = 64,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED", help="The network of one machine, for ranks beyond this one: '10 Gbit/s'."
+        ),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take this machine's rates from an earlier --probe FILE."),
+    ] = None,
     probe: Annotated[
         Path | None,
         typer.Option(
@@ -24,24 +39,81 @@ def scale(
             help="Only measure this machine's rates, and write them for `plan --measured FILE`.",
         ),
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw both curves, with bars and published ones.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(metavar="MINUTES", help="The most time for all of it.")] = 5.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Measure this machine for a recipe (docs/plan.md): products by shape, kernels, collectives."""
-    from paddle_dp.doctor.probe import bench_for, measured_rates
+    """Measure this machine and a few steps on 1 rank and on 2; tell what up to 64 ranks would give, with bars.
+
+    Weak scaling keeps the recipe's batch on each rank, strong scaling keeps it in all. It answers whether a second card
+    pays, prints how far the forecast of the measured ranks was off, and the cheapest changes (docs/plan.md).
+    """
+    from paddle_dp.cli.sized import sizes
+    from paddle_dp.doctor.probe import bench_for, measured_rates, measured_scaling
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
+    from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import read_recipe
 
-    check_ranks(ranks)
-    read = read_recipe(recipe, overrides or ())
-    if probe is None:
-        raise UsageError("scale: give --probe FILE.")
-    if not probe.absolute().parent.is_dir():
-        raise UsageError(f"--probe {probe}: give a file in a folder that exists, such as probe.json.")
+    _check(last, minutes, {"--probe": probe, "--png": png})
+    speed = None if link is None else _speed(link)
+    settings = [*(overrides or ())]
+    settings += sizes(recipe, settings, 1).overrides
+    if read_recipe(recipe, settings).strategy.name == "single":
+        settings.append("strategy.use=data_parallel")
+    read = read_recipe(recipe, settings)
+    count = ranks or _ranks_here(read.train.device)
+    check_ranks(count)
+    rates = None if measured is None else Probe.read(measured)
     import_paddle()
     from paddle_dp.verbs.scale import probe_lines, product_shapes
+    from paddle_dp.verbs.scale_plan import ScalePlan, check_scalable
 
-    with bench_for(ranks, read.train.device, minutes=2.0) as bench:
-        rates = measured_rates(bench, read.train.precision.dtype, product_shapes(read))
-    rates.write(probe)
-    print(*probe_lines(rates), sep="\n")
-    print(f"\n{probe} is written:  paddle-dp plan RECIPE --measured {probe}")
+    if probe is None:
+        check_scalable(read)
+    with bench_for(count, read.train.device, minutes) as bench:
+        if rates is None:
+            rates = measured_rates(bench, read.train.precision.dtype, product_shapes(read))
+        elif (rates.kind, rates.ranks) != (bench.kind, count):
+            raise UsageError(
+                f"--measured {measured}: it is of {rates.ranks} ranks on {rates.kind}, and these are {count} on "
+                f"{bench.kind}: measure again."
+            )
+        if probe is not None:
+            rates.write(probe)
+            print(*probe_lines(rates), sep="\n")
+            print(f"\n{probe} is written:  paddle-dp plan RECIPE --measured {probe}")
+            return
+        steps = measured_scaling(bench, recipe, settings, read.train.batch, read.train.micro_batches)
+    plan = ScalePlan.make(read, rates, steps, last, speed)
+    if png is not None:
+        plan.draw(png)
+    print(json_text.dumps(plan.as_fields(), indent=2) if json else "\n".join(plan.lines()))
+    if png is not None and not json:
+        print(f"{png} is drawn")
+
+
+def _check(last: int, minutes: float, files: Mapping[str, Path | None]) -> None:
+    """Raises UsageError for numbers and files of options that cannot be."""
+    if last < 1 or minutes <= 0:
+        raise UsageError(f"scale: --to {last} and --minutes {minutes:g}: give numbers above 0.")
+    for option, file in files.items():
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise UsageError(f"{option} {file}: give a file in a folder that exists.")
+
+
+def _ranks_here(device: str) -> int:
+    """2, or 1 on a machine with one accelerator."""
+    from paddle_dp.launch.machine import Machine
+
+    return 1 if device != "cpu" and len(Machine.here().devices) == 1 else 2
+
+
+def _speed(text: str) -> float:
+    """Bytes/s. Raises UsageError for a text that is no speed."""
+    try:
+        return float(LinkSpeed.parse(text).bytes_per_second)
+    except ValueError as error:
+        raise UsageError(f"--link: {error}.") from None

@@ -6,30 +6,39 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from paddle_dp.doctor.prove import Bench, variables_for
-from paddle_dp.errors import JobError
+from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, Probe, ProductTiming
+from paddle_dp.plan.scaling import MeasuredSteps
+from paddle_dp.text import plural
 
 RANK = "paddle_dp.doctor.probe_rank"
 SIZES = (64 << 10, 1 << 20, 8 << 20, 64 << 20)  # bytes of a collective's tensor
+PLAIN = ("callbacks=[]", "guard={}")  # what surrounds a step is no part of it
 Shape = tuple[int, int, int]  # m, n, k
 
 
 @contextmanager
 def bench_for(ranks: int, device: str, minutes: float) -> Iterator[Bench]:
-    """Yields a bench on devices if there are enough for the ranks, else on the CPU, where each rank has an equal share
-    of the processors, alone as well as among all ranks."""
+    """Yields a bench on this machine's devices, or without any on the CPU, where each rank has an equal share of the
+    processors, alone as well as among all ranks. Raises UsageError for more ranks than devices."""
     here = Machine.here()
-    kind = here.kind if device != "cpu" and len(here.devices) >= ranks else "cpu"
+    kind = here.kind if device != "cpu" and here.devices else "cpu"
+    if kind != "cpu" and ranks > len(here.devices):
+        raise UsageError(
+            f"--ranks {ranks}: {plural(len(here.devices), 'device')} can be seen here. Give as many ranks, or "
+            "train.device=cpu to measure the processor."
+        )
     with scratch_folder("paddle-dp-scale-") as scratch:
         variables = variables_for(here.kind, kind, scratch)
         if kind == "cpu":
             variables.setdefault("OMP_NUM_THREADS", str(max(1, here.cores // ranks)))
-        yield Bench(ranks, kind, scratch, time.monotonic() + 60 * minutes, variables)
+        yield Bench(ranks, kind, scratch, time.monotonic() + 60 * minutes, variables, Path.cwd())
 
 
 def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Probe:
@@ -54,15 +63,55 @@ def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Pr
     )  # fmt: skip
 
 
+def measured_steps(
+    bench: Bench, recipe: Path, overrides: Sequence[str], ranks: int, batch: int
+) -> MeasuredSteps:
+    """Trains some steps of the recipe on so many ranks, with this global batch. Raises as `measured_rates`."""
+    folder = bench.folder / f"run-{ranks}-{batch}"
+    settings = [*overrides, *PLAIN, f"train.batch={batch}", f"output_dir={json.dumps(str(folder))}"]
+    if bench.is_cpu:
+        settings.append("train.device=cpu")
+    report = rank_report(bench, ranks, "steps", str(recipe), *settings)
+    seconds = {name: report[name] for name in ("seconds", "low", "high")}
+    return MeasuredSteps(ranks=ranks, samples=batch / ranks, **seconds)
+
+
+def measured_scaling(
+    bench: Bench, recipe: Path, overrides: Sequence[str], batch: int, micro_batches: int
+) -> list[MeasuredSteps]:
+    """Trains some steps on one rank and on the bench's ranks in turn: with `batch` on each rank, and with `batch` in
+    all or what a rank then has, as far as the micro-batches divide it."""
+    ranks = max(bench.ranks, 2)
+    runs = [(1, batch), (bench.ranks, bench.ranks * batch), (1, batch // ranks), (bench.ranks, batch)]
+    possible = [
+        (count, size)
+        for count, size in dict.fromkeys(runs)
+        if size and size % (count * micro_batches) == 0 and (size > batch // ranks or batch % ranks == 0)
+    ]
+    return [measured_steps(bench, recipe, overrides, count, size) for count, size in possible]
+
+
 def rank_report(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[str, Any]:
     """Runs the task of `probe_rank.py` on so many ranks and returns its report. Raises JobError with the last words of
     a job that failed, TimeoutError if there is no time."""
     name = f"{task}-{ranks}-{time.monotonic_ns()}"
     file = bench.folder / f"{name}.json"
-    words = ("launch", "--ranks", str(ranks), "--out", name, "-m", RANK, task, str(file), *arguments)
+    words = (
+        "launch",
+        "--ranks",
+        str(ranks),
+        "--out",
+        str(bench.folder / name),
+        "-m",
+        RANK,
+        task,
+        str(file),
+        *arguments,
+    )
     result = bench.verb(*words)
     if result.status or not file.exists():
-        late = f"it was ended after {result.seconds:.0f} s" if result.late else f"status {result.status}"
+        late = f"it was ended after {result.seconds:.0f} s: give more --minutes" if result.late else ""
+        late = late or f"status {result.status}"
         raise JobError(
             "\n".join([f"the measurement of {task} on {ranks} ranks failed ({late}):", *result.last_lines])
         )

@@ -1,6 +1,7 @@
-"""The measurements of `paddle-dp scale` inside its ranks: products, kernels, collectives.
+"""The measurements of `paddle-dp scale` inside its ranks: products, kernels, collectives, and steps of a training.
 
     paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank rates FILE REQUEST
+    paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank steps FILE RECIPE KEY=VALUE…
 
 Rank 0 writes FILE, as JSON. REQUEST is JSON: {"device", "dtype", "shapes": [[m, n, k], …], "sizes": [bytes, …]}.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.doctor.prove_rank import machine, write
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
 
     from paddle_dp.mesh import Mesh
 
-ROUNDS = 5
+ROUNDS, STEP_ROUNDS, LEAST_ROUNDS = 5, 9, 3
 ROUND = 0.04  # seconds of a round, at least; of a slow call, one call
 LONGEST = 0.8  # seconds of a product or a kernel: larger ones are left out
 SQUARES = {"cpu": (32, 64, 128, 256, 512, 1024), "other": (256, 512, 1024, 2048, 4096, 8192)}
 ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}  # of the tensors of kernels: more than caches hold
+WARM_STEPS, MOST_STEPS = 2, 50
+STEPS_ROUND, STEPS_SECONDS = 0.6, 8.0  # seconds of a round of steps, and of all rounds
 Call = Callable[[], Any]
 
 
@@ -194,7 +198,42 @@ def _by_device(numbers: dict[str, Any], device: str) -> Any:
     return numbers["cpu" if device == "cpu" else "other"]
 
 
-TASKS = {"rates": rates}
+def steps(recipe_file: str, *overrides: str) -> tuple[dict[str, Any], bool]:
+    """Trains the recipe for some rounds of steps, without its callbacks. Returns the seconds of a step as `rates` does.
+    Collective."""
+    from paddle_dp.assembly.build import build
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(Path(recipe_file), overrides)
+    mesh = join(recipe.train.seed, recipe.train.device)
+    trainer = build(recipe, mesh)
+
+    def round_seconds(count: int) -> float:
+        """Seconds of a step in a round of some, on the slowest rank."""
+        trainer.total_steps = trainer.progress.step + count
+        mesh.sum([0.0])
+        began = time.perf_counter()
+        trainer.drive()
+        wait(mesh.device)
+        return float(max(mesh.gather((time.perf_counter() - began) / count)))
+
+    round_seconds(WARM_STEPS)
+    once = round_seconds(1)
+    count = max(1, min(MOST_STEPS, round(STEPS_ROUND / once)))
+    rounds = max(LEAST_ROUNDS, min(STEP_ROUNDS, round(STEPS_SECONDS / (count * once))))
+    seconds = sorted(round_seconds(count) for _ in range(rounds))
+    report = {
+        "seconds": statistics.median(seconds),
+        "low": seconds[0],
+        "high": seconds[-1],
+        "steps": count * rounds,
+    }
+    mesh.wait("measured")
+    return report, mesh.is_main
+
+
+TASKS: dict[str, Callable[..., tuple[dict[str, Any], bool]]] = {"rates": rates, "steps": steps}
 
 if __name__ == "__main__":
     main()

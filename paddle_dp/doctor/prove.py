@@ -78,6 +78,7 @@ class Bench:
     folder: Path
     deadline: float  # of the current step, by time.monotonic()
     variables: dict[str, str] = field(default_factory=dict)
+    work_folder: Path | None = None  # in which children run, in place of `folder`
 
     @property
     def is_cpu(self) -> bool:
@@ -96,8 +97,9 @@ class Bench:
         out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
         with out.open("w") as stdout, err.open("w") as stderr:
             child = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], cwd=self.folder, env={**self.variables, **variables},
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, **child_options(),
+                [sys.executable, "-m", module, *arguments], cwd=self.work_folder or self.folder,
+                env={**self.variables, **variables}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                **child_options(),
             )  # fmt: skip
             late = False
             try:

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
+from paddle_dp.plan.scaling import LINK_SHARE, OVERLAPS, ring_share, step_beyond
+
 PARAMETERS = {
     "ResNet-50": 25.6e6, "BERT base": 110e6, "BERT base s128": 110e6, "BERT large": 336e6, "HRNet W18": 21.3e6,
     "Transformer big (tokens/s)": 213e6, "DeepLabV3+": 26.8e6,
 }  # fmt: skip
 NODE = 8
-JITTER = 0.02  # of a step, lost for each doubling of the ranks by waiting for the slowest
-BEHIND = 0.5  # of a step, behind which gradients can travel: most of backward, two thirds of it
-OVERLAPS = 0.05  # of a step: a node that loses more does not overlap
-LINK_SHARE = 0.75  # as `Rates.node_link`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +39,12 @@ class Series:
     def forecast(self, cards: int) -> float:
         """Seconds of a step on so many cards, more than a node's, from those on 1 (weak scaling) and 8."""
         nodes, node_seconds = cards / NODE, self.seconds[NODE]
-        ring = 2 * (nodes - 1) / nodes * self.size / (LINK_SHARE * self.link)
+        ring = ring_share(nodes) * self.size / (LINK_SHARE * self.link)
         if self.strong:
-            alone = node_seconds / nodes
-            return alone * (1 + JITTER * log2(nodes)) + max(0.0, ring - BEHIND * alone)
+            return step_beyond(node_seconds / nodes, 0.0, ring, log2(nodes), overlaps=True)
         single = self.seconds[1]
         loss = max(0.0, node_seconds - single)
-        exposed = max(0.0, ring - BEHIND * single) if loss < OVERLAPS * single else ring
-        return single + loss + exposed + JITTER * single * log2(nodes)
+        return step_beyond(single, loss, ring, log2(nodes), overlaps=loss < OVERLAPS * single)
 
     def points(self) -> Iterator[tuple[int, float, float]]:
         """(cards, measured efficiency, foretold efficiency) beyond one node, as shares of the first number of cards."""

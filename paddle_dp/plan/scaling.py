@@ -1,0 +1,183 @@
+"""What more ranks give, from a few measured steps: seconds of a step on n ranks, each with a bar.
+
+    t(n, s) = C(s) + e(n) + exposed(n) + jitter · C(s) · log2(n / k)          s samples a rank, k measured ranks
+
+C(s): a rank's seconds alone, the line through two measured batches. e: what the k ranks of one machine lose beside it:
+what they take from one another (`Probe.crowding`) in proportion to C, and their exchange in proportion to (n − 1)/n.
+exposed: the gradients' ring over the network of the machines, less what runs beside backward, if the k ranks show that
+the software overlaps at all. tools/planner_exam.py holds the same formula to 42 published points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+JITTER = 0.02  # of a step, lost for each doubling of the ranks by waiting for the slowest
+BEHIND = 0.5  # of a step, behind which gradients can travel: most of backward, two thirds of it
+OVERLAPS = 0.05  # of a step: ranks that lose more do not overlap
+LINK_SHARE = 0.75  # of a network's rate that a ring carries, as `Rates.node_link`
+
+
+def step_beyond(alone: float, loss: float, ring: float, doublings: float, overlaps: bool) -> float:
+    """Seconds of a step beyond the measured ranks: `alone` without other ranks, `loss` among the measured ones, `ring`
+    over the network."""
+    exposed = max(0.0, ring - BEHIND * alone) if overlaps else ring
+    return alone + loss + exposed + JITTER * alone * doublings
+
+
+def ring_share(ranks: float) -> float:
+    """The bytes that a ring's member sends in an all-reduce, over the tensor's (Patarasuk and Yuan 2009)."""
+    return 2 * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSteps:
+    """A step on `ranks` ranks with `samples` on each: the median of some rounds, the fastest and the slowest."""
+
+    ranks: int
+    samples: float
+    seconds: float
+    low: float
+    high: float
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of all ranks."""
+        return self.ranks * self.samples / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForetoldStep:
+    """Seconds of a step on so many ranks with `samples` on each, between `low` and `high`. `kind`: "measured",
+    "foretold", or "bound": it takes at least `seconds`, and `high` is infinite. `sent`: bytes that a rank sends."""
+
+    ranks: int
+    samples: float
+    seconds: float
+    low: float
+    high: float
+    kind: str
+    sent: float
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of all ranks."""
+        return self.ranks * self.samples / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingModel:
+    """A training's measured steps on 1 rank and, if there are any, on more ranks of one machine.
+
+    `single`: on one rank, one or two batches. `together`: on `ranks` ranks, weak first. `crowding`: a rank's seconds
+    beside the others to those alone. `exchange`: seconds of one exchange of all gradients between those ranks, 0 if no
+    collective was measured; `halved`: the share of them that half as many bytes take. `size`: bytes of an all-reduced
+    tensor as large as all gradients. `node`: ranks of one machine; `link`: bytes/s of its network, None if no network
+    is known. `hides`: an exchange can run beside backward, as on accelerators. `bar`: the ratio within which 8 of 10
+    published points lay.
+    """
+
+    single: Sequence[MeasuredSteps]
+    together: Sequence[MeasuredSteps]
+    ranks: int
+    crowding: float
+    exchange: float
+    halved: float
+    size: float
+    node: int
+    link: float | None
+    hides: bool
+    bar: float
+
+    def alone(self, samples: float) -> float:
+        """C: seconds of one rank alone, by the line through its two measured batches; in proportion to one."""
+        first = self.single[0]
+        if len(self.single) == 1:
+            return first.seconds * samples / first.samples
+        other = self.single[1]
+        slope = (first.seconds - other.seconds) / (first.samples - other.samples)
+        slope = min(
+            max(slope, 0.0), first.seconds / first.samples
+        )  # neither noise nor a cache makes a batch cheaper
+        return max(first.seconds + slope * (samples - first.samples), 0.0)
+
+    def from_single(self, samples: float) -> tuple[float, float, float]:
+        """Seconds on the measured number of ranks as they are foretold without them, from one rank and the probe: with
+        the exchange as it hides on such a device, all of it hidden, and none of it."""
+        crowded = self.crowding * self.alone(samples)
+        exposed = max(0.0, self.exchange - BEHIND * crowded) if self.hides else self.exchange
+        return crowded + exposed, crowded, crowded + self.exchange
+
+    def step(self, ranks: int, samples: float, half: bool = False, measured_too: bool = True) -> ForetoldStep:
+        """The step on so many ranks with so many samples on each. `half`: as if gradients had half
+        as many bytes.
+        `measured_too`: a measured step is its own forecast."""
+        size = self.size / 2 if half else self.size
+        sent = ring_share(ranks) * size
+        measured = self._measured(ranks, samples) if measured_too and not half else None
+        if measured is not None:
+            return ForetoldStep(
+                ranks=ranks, samples=samples, seconds=measured.seconds, low=measured.low, high=measured.high,
+                kind="measured", sent=sent,
+            )  # fmt: skip
+        alone = self.alone(samples)
+        if ranks == 1:
+            return self._foretold(ranks, samples, alone, self.single[0], sent)
+        if not self.together:
+            floor = alone if self.link is None else max(alone, sent / self.link)
+            return ForetoldStep(
+                ranks=ranks,
+                samples=samples,
+                seconds=floor,
+                low=floor,
+                high=float("inf"),
+                kind="bound",
+                sent=sent,
+            )
+        base = self._nearest(samples)
+        crowd, exchange = self.losses(base)
+        share = ring_share(min(ranks, self.node)) / ring_share(self.ranks)
+        loss = crowd * alone / self.alone(base.samples) + exchange * share * (self.halved if half else 1.0)
+        machines = ranks / self.node
+        overlaps = self.hides and crowd + exchange < OVERLAPS * self.alone(base.samples)
+        if machines <= 1:
+            doublings = max(0.0, log2(ranks / self.ranks))
+            return self._foretold(
+                ranks, samples, step_beyond(alone, loss, 0.0, doublings, overlaps), base, sent
+            )
+        if self.link is None:
+            floor = alone + loss
+            return ForetoldStep(
+                ranks=ranks, samples=samples, seconds=floor, low=floor / self.bar, high=float("inf"), kind="bound",
+                sent=sent,
+            )  # fmt: skip
+        ring = ring_share(machines) * size / (LINK_SHARE * self.link)
+        seconds = step_beyond(alone, loss, ring, log2(ranks / self.ranks), overlaps)
+        return self._foretold(ranks, samples, seconds, base, sent)
+
+    def losses(self, base: MeasuredSteps) -> tuple[float, float]:
+        """What a measured step of several ranks takes more than one rank alone: by crowding, and by the exchange."""
+        alone = self.alone(base.samples)
+        more = max(0.0, base.seconds - alone)
+        crowd = min(more, max(0.0, self.crowding - 1) * alone)
+        return crowd, more - crowd
+
+    def _measured(self, ranks: int, samples: float) -> MeasuredSteps | None:
+        steps = (*self.single, *self.together)
+        return next((each for each in steps if each.ranks == ranks and each.samples == samples), None)
+
+    def _nearest(self, samples: float) -> MeasuredSteps:
+        """The measured step of several ranks whose batch is nearest."""
+        return min(self.together, key=lambda each: abs(log2(each.samples / samples)))
+
+    def _foretold(
+        self, ranks: int, samples: float, seconds: float, base: MeasuredSteps, sent: float
+    ) -> ForetoldStep:
+        """The bar is that of published points, and the spread of the measurement on which the forecast stands."""
+        low, high = base.low / base.seconds / self.bar, base.high / base.seconds * self.bar
+        return ForetoldStep(
+            ranks=ranks, samples=samples, seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold",
+            sent=sent,
+        )  # fmt: skip
