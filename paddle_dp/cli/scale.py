@@ -51,7 +51,7 @@ def scale(
     pays, prints how far the forecast of the measured ranks was off, and the cheapest changes (docs/plan.md).
     """
     from paddle_dp.cli.sized import sizes
-    from paddle_dp.doctor.probe import bench_for, measured_rates, measured_scaling
+    from paddle_dp.doctor.probe import bench_for, check_machine, measured_rates, measured_scaling
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
     from paddle_dp.plan.probe import Probe
@@ -76,11 +76,8 @@ def scale(
     with bench_for(count, read.train.device, minutes) as bench:
         if rates is None:
             rates = measured_rates(bench, read.train.precision.dtype, product_shapes(read))
-        elif (rates.kind, rates.ranks) != (bench.kind, count):
-            raise UsageError(
-                f"--measured {measured}: it is of {rates.ranks} ranks on {rates.kind}, and these are {count} on "
-                f"{bench.kind}: measure again."
-            )
+        elif measured is not None:
+            check_machine(rates, bench, measured)
         if probe is not None:
             rates.write(probe)
             print(*probe_lines(rates), sep="\n")

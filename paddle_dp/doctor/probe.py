@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.doctor.prove import Bench, variables_for
+from paddle_dp.doctor.prove_rank import processor
 from paddle_dp.errors import JobError, UsageError
-from paddle_dp.launch.machine import Machine, available_memory
+from paddle_dp.launch.machine import Machine, available_memory, cores
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, Probe, ProductTiming
 from paddle_dp.plan.scaling import MeasuredSteps
@@ -53,8 +54,8 @@ def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Pr
     cards = machine["cards"] if not bench.is_cpu else []
     memory = cards[0].get("memory") if cards else (available_memory() or machine["memory"]) / node
     return Probe(
-        kind=bench.kind, dtype=dtype, ranks=ranks, node=node, threads=report["threads"] if bench.is_cpu else 0,
-        memory=float(memory or 0.0), library=report["library"],
+        kind=bench.kind, dtype=dtype, ranks=ranks, node=max(node, ranks),
+        threads=report["threads"] if bench.is_cpu else 0, memory=float(memory or 0.0), library=report["library"],
         machine={name: machine[name] for name in ("processor", "processors", "memory", "cards")},
         versions=machine["versions"],
         products=tuple(ProductTiming(**row) for row in report["products"]),
@@ -74,6 +75,23 @@ def measured_steps(
     report = rank_report(bench, ranks, "steps", str(recipe), *settings)
     seconds = {name: report[name] for name in ("seconds", "low", "high")}
     return MeasuredSteps(ranks=ranks, samples=batch / ranks, **seconds)
+
+
+def check_machine(probe: Probe, bench: Bench, file: Path) -> None:
+    """Raises UsageError if the probe in the file is of another machine, or of other ranks than the bench's."""
+    here = (processor(), cores(), bench.kind, bench.ranks, int(bench.variables.get("OMP_NUM_THREADS", "0")))
+    there = (
+        probe.machine.get("processor"), probe.machine.get("processors"), probe.kind, probe.ranks,
+        probe.threads if bench.is_cpu else here[-1],
+    )  # fmt: skip
+    if here != there:
+        names = ("processor", "processors", "device", "ranks", "threads")
+        other = ", ".join(
+            f"{name} {theirs}, not {ours}"
+            for name, theirs, ours in zip(names, there, here, strict=True)
+            if theirs != ours
+        )
+        raise UsageError(f"--measured {file}: it was measured elsewhere ({other}): measure again.")
 
 
 def measured_scaling(
@@ -96,7 +114,7 @@ def rank_report(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[st
     a job that failed, TimeoutError if there is no time."""
     name = f"{task}-{ranks}-{time.monotonic_ns()}"
     file = bench.folder / f"{name}.json"
-    words = (
+    command = (
         "launch",
         "--ranks",
         str(ranks),
@@ -108,7 +126,7 @@ def rank_report(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[st
         str(file),
         *arguments,
     )
-    result = bench.verb(*words)
+    result = bench.verb(*command)
     if result.status or not file.exists():
         late = f"it was ended after {result.seconds:.0f} s: give more --minutes" if result.late else ""
         late = late or f"status {result.status}"

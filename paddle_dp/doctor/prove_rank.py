@@ -71,13 +71,17 @@ class KillRank(Callback):
 
 def machine() -> dict[str, Any]:
     """Returns the cards, versions, processors and memory; nothing that names the machine or its user."""
-    text = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     return {
         "cards": cards(), "versions": versions(), "commit": commit(Path(__file__).resolve().parents[2]),
-        "processors": cores(), "processor": model[1] if model else platform.machine(),
+        "processors": cores(), "processor": processor(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }  # fmt: skip
+
+
+def processor() -> str:
+    """Returns the name of the processors."""
+    model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return model[1] if model else platform.machine()
 
 
 def cards() -> list[dict[str, Any]]:

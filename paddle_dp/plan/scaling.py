@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import log2
 
 JITTER = 0.02  # of a step, lost for each doubling of the ranks by waiting for the slowest
-BEHIND = 0.5  # of a step, behind which gradients can travel: most of backward, two thirds of it
+HIDDEN_SHARE = 0.5  # of a step, behind which gradients can travel: most of backward, two thirds of it
 OVERLAPS = 0.05  # of a step: ranks that lose more do not overlap
 LINK_SHARE = 0.75  # of a network's rate that a ring carries, as `Rates.node_link`
 
@@ -23,7 +23,7 @@ LINK_SHARE = 0.75  # of a network's rate that a ring carries, as `Rates.node_lin
 def step_beyond(alone: float, loss: float, ring: float, doublings: float, overlaps: bool) -> float:
     """Seconds of a step beyond the measured ranks: `alone` without other ranks, `loss` among the measured ones, `ring`
     over the network."""
-    exposed = max(0.0, ring - BEHIND * alone) if overlaps else ring
+    exposed = max(0.0, ring - HIDDEN_SHARE * alone) if overlaps else ring
     return alone + loss + exposed + JITTER * alone * doublings
 
 
@@ -105,10 +105,12 @@ class ScalingModel:
 
     def from_single(self, samples: float) -> tuple[float, float, float]:
         """Seconds on the measured number of ranks as they are foretold without them, from one rank and the probe: with
-        the exchange as it hides on such a device, all of it hidden, and none of it."""
-        crowded = self.crowding * self.alone(samples)
-        exposed = max(0.0, self.exchange - BEHIND * crowded) if self.hides else self.exchange
-        return crowded + exposed, crowded, crowded + self.exchange
+        the exchange as it hides on such a device; with all of it hidden, from the fastest round; and with none of it,
+        from the slowest."""
+        crowded, first = self.crowding * self.alone(samples), self.single[0]
+        exposed = max(0.0, self.exchange - HIDDEN_SHARE * crowded) if self.hides else self.exchange
+        low, high = crowded * first.low / first.seconds, crowded * first.high / first.seconds + self.exchange
+        return crowded + exposed, low, high
 
     def step(self, ranks: int, samples: float, half: bool = False, measured_too: bool = True) -> ForetoldStep:
         """The step on so many ranks with so many samples on each. `half`: as if gradients had half

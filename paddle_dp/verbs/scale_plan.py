@@ -81,9 +81,9 @@ class ScalePlan:
         """The plan up to `last` ranks, from these measured steps; `link`: bytes/s of a machine's network."""
         size, is_cpu = gradient_bytes(recipe), probe.kind == "cpu"
 
-        def exchange(part: float) -> float:
-            """Seconds of an all-reduce of this part of the bytes."""
-            return probe.collective_seconds("all_reduce", part * size) if probe.collectives and size else 0.0
+        def exchange(share: float) -> float:
+            """Seconds of an all-reduce of this share of the bytes."""
+            return probe.collective_seconds("all_reduce", share * size) if probe.collectives and size else 0.0
 
         model = ScalingModel(
             single=[each for each in steps if each.ranks == 1],
@@ -92,7 +92,7 @@ class ScalePlan:
             exchange=exchange(1.0), halved=exchange(0.5) / exchange(1.0) if exchange(1.0) else 0.5,
             bar=BARS["other"] if is_cpu else SCALING,
         )  # fmt: skip
-        batch, numbers = recipe.train.batch, numbers_up_to(last)
+        batch, numbers = recipe.train.batch, sorted({*numbers_up_to(last), probe.ranks})
         return cls(
             recipe=recipe, probe=probe, model=model, weak=tuple(model.step(n, float(batch)) for n in numbers),
             strong=tuple(model.step(n, batch / n) for n in numbers if batch % (n * recipe.train.micro_batches) == 0),
@@ -135,6 +135,11 @@ class ScalePlan:
             yield (
                 f"Beyond the {plural(model.node, 'rank')} of this machine the network counts, and it is not known: add "
                 "--link SPEED, of one machine, such as '10 Gbit/s'."
+            )
+        if probe.kind == "cpu" and probe.ranks > 1:
+            yield (
+                f"A rank has {plural(probe.threads, 'thread')} here, alone too: one process with all "
+                f"{probe.machine.get('processors')} processors is another comparison."
             )
         yield from self.disturbed()
         yield from self.verdict()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paddle_dp.doctor.probe import SIZES, bench_for, measured_rates, measured_scaling
+from paddle_dp.doctor.probe import SIZES, bench_for, check_machine, measured_rates, measured_scaling
 from paddle_dp.doctor.prove import Bench, ChildResult
+from paddle_dp.doctor.prove_rank import processor
 from paddle_dp.errors import JobError, UsageError
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, cores
 from paddle_dp.plan.scaling import MeasuredSteps
+from tests.plan.test_probe import probe
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "digits_mlp.yaml"
 
@@ -80,3 +83,15 @@ def test_more_ranks_than_devices_are_not_measured_on_the_processor(monkeypatch: 
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: one_card))
     with pytest.raises(UsageError, match="1 device can be seen"), bench_for(2, "auto", minutes=1.0):
         pass
+
+
+def test_a_probe_of_another_machine_is_refused() -> None:
+    here = replace(probe(), machine={"processor": processor(), "processors": cores(), "cards": []}, threads=1)
+    bench = Bench(2, "cpu", Path(), 0.0, {"OMP_NUM_THREADS": "1"})
+    check_machine(here, bench, Path("probe.json"))
+    for change, sentence in (
+        ({"machine": {**here.machine, "processor": "Z80"}}, "processor Z80, not"), ({"ranks": 4}, "ranks 4, not 2"),
+        ({"kind": "gpu"}, "device gpu, not cpu"), ({"threads": 3}, "threads 3, not 1"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=sentence):
+            check_machine(replace(here, **change), bench, Path("probe.json"))

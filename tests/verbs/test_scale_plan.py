@@ -28,13 +28,22 @@ def plan(
     measured: tuple[MeasuredSteps, ...] = MEASURED, link: float | None = LINK, last: int = 64, **changes: Any
 ) -> ScalePlan:
     recipe = read_recipe(CONFIGS / "digits_mlp.yaml", ["strategy.use=data_parallel"])
-    rates = probe(ranks=2 if len(measured) > 2 else 1)
-    return ScalePlan.make(recipe, replace(rates, **changes), measured, last, link)
+    rates = replace(probe(ranks=2 if len(measured) > 2 else 1), **changes)
+    return ScalePlan.make(recipe, rates, measured, last, link)
 
 
 def test_numbers_double_up_to_the_last() -> None:
     assert numbers_up_to(64) == (1, 2, 4, 8, 16, 32, 64)
     assert numbers_up_to(6) == (1, 2, 4, 6) and numbers_up_to(1) == (1,)
+
+
+def test_the_measured_number_of_ranks_has_a_row() -> None:
+    three = (*MEASURED[:2], steps(3, 64, 0.1))
+    shown = plan(three, last=8, ranks=3, node=3)
+    assert [(each.ranks, each.kind) for each in shown.weak[:4]] == [
+        (1, "measured"), (2, "foretold"), (3, "measured"), (4, "foretold"),
+    ]  # fmt: skip
+    assert shown.weak[1].seconds < shown.weak[2].seconds
 
 
 def test_the_exchange_is_that_of_check() -> None:
