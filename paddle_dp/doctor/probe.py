@@ -64,19 +64,6 @@ def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Pr
     )  # fmt: skip
 
 
-def measured_steps(
-    bench: Bench, recipe: Path, overrides: Sequence[str], ranks: int, batch: int
-) -> MeasuredSteps:
-    """Trains some steps of the recipe on so many ranks, with this global batch. Raises as `measured_rates`."""
-    folder = bench.folder / f"run-{ranks}-{batch}"
-    settings = [*overrides, *PLAIN, f"train.batch={batch}", f"output_dir={json.dumps(str(folder))}"]
-    if bench.is_cpu:
-        settings.append("train.device=cpu")
-    report = rank_report(bench, ranks, "steps", str(recipe), *settings)
-    seconds = {name: report[name] for name in ("seconds", "low", "high")}
-    return MeasuredSteps(ranks=ranks, samples=batch / ranks, **seconds)
-
-
 def check_machine(probe: Probe, bench: Bench, file: Path) -> None:
     """Raises UsageError if the probe in the file is of another machine, or of other ranks than the bench's."""
     here = (processor(), cores(), bench.kind, bench.ranks, int(bench.variables.get("OMP_NUM_THREADS", "0")))
@@ -106,7 +93,15 @@ def measured_scaling(
         for count, size in dict.fromkeys(runs)
         if size and size % (count * micro_batches) == 0 and (size > batch // ranks or batch % ranks == 0)
     ]
-    return [measured_steps(bench, recipe, overrides, count, size) for count, size in possible]
+    folder = bench.folder / "run"
+    settings = [*overrides, *PLAIN, f"output_dir={json.dumps(str(folder))}"]
+    if bench.is_cpu:
+        settings.append("train.device=cpu")
+    report = rank_report(bench, bench.ranks, "steps", str(recipe), json.dumps(possible), *settings)
+    return [
+        MeasuredSteps.from_rounds(row["ranks"], row["batch"] / row["ranks"], row["rounds"])
+        for row in report["steps"]
+    ]  # fmt: skip
 
 
 def rank_report(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[str, Any]:

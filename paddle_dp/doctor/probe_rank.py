@@ -1,7 +1,7 @@
 """The measurements of `paddle-dp scale` inside its ranks: products, kernels, collectives, and steps of a training.
 
     paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank rates FILE REQUEST
-    paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank steps FILE RECIPE KEY=VALUE…
+    paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank steps FILE RECIPE [[RANKS, BATCH], …] KEY=VALUE…
 
 Rank 0 writes FILE, as JSON. REQUEST is JSON: {"device", "dtype", "shapes": [[m, n, k], …], "sizes": [bytes, …]}.
 """
@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -35,7 +35,7 @@ LONGEST = 0.8  # seconds of a product or a kernel: larger ones are left out
 SQUARES = {"cpu": (32, 64, 128, 256, 512, 1024), "other": (256, 512, 1024, 2048, 4096, 8192)}
 ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}  # of the tensors of kernels: more than caches hold
 WARM_STEPS, MOST_STEPS = 2, 50
-STEPS_ROUND, STEPS_SECONDS = 0.6, 8.0  # seconds of a round of steps, and of all rounds
+STEPS_ROUND, STEPS_SECONDS = 0.5, 30.0  # seconds of a round of steps, and of all rounds
 Call = Callable[[], Any]
 
 
@@ -198,39 +198,72 @@ def _by_device(numbers: dict[str, Any], device: str) -> Any:
     return numbers["cpu" if device == "cpu" else "other"]
 
 
-def steps(recipe_file: str, *overrides: str) -> tuple[dict[str, Any], bool]:
-    """Trains the recipe for some rounds of steps, without its callbacks. Returns the seconds of a step as `rates` does.
-    Collective."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
+def steps(recipe_file: str, batches: str, *overrides: str) -> tuple[dict[str, Any], bool]:
+    """Trains the recipe in rounds of steps, without its callbacks: alone on rank 0, and on all ranks, by turns, so that
+    what else the machine does counts for both. `batches`: JSON, [[ranks, batch], …] with 1 or all ranks. Returns the
+    seconds of a step as `rates` does, for each of them. Collective."""
+    from paddle_dp.mesh import Mesh, join
     from paddle_dp.recipe import read_recipe
 
-    recipe = read_recipe(Path(recipe_file), overrides)
-    mesh = join(recipe.train.seed, recipe.train.device)
-    trainer = build(recipe, mesh)
-
-    def round_seconds(count: int) -> float:
-        """Seconds of a step in a round of some, on the slowest rank."""
-        trainer.total_steps = trainer.progress.step + count
-        mesh.sum([0.0])
-        began = time.perf_counter()
-        trainer.drive()
-        wait(mesh.device)
-        return float(max(mesh.gather((time.perf_counter() - began) / count)))
-
-    round_seconds(WARM_STEPS)
-    once = round_seconds(1)
-    count = max(1, min(MOST_STEPS, round(STEPS_ROUND / once)))
-    rounds = max(LEAST_ROUNDS, min(STEP_ROUNDS, round(STEPS_SECONDS / (count * once))))
-    seconds = sorted(round_seconds(count) for _ in range(rounds))
+    requested = [tuple(each) for each in json.loads(batches)]
+    train = read_recipe(Path(recipe_file), overrides).train
+    mesh = join(train.seed, train.device)
+    alone = replace(Mesh.alone(), device=mesh.device)
+    runs = [
+        StepRounds(
+            Path(recipe_file), (*overrides, f"train.batch={batch}"), mesh, alone if ranks == 1 else mesh
+        )
+        for ranks, batch in requested
+    ]
+    seconds: list[list[float]] = [[] for _ in runs]
+    began = time.perf_counter()
+    for number in range(STEP_ROUNDS):
+        for run, rounds in zip(runs, seconds, strict=True):
+            rounds.append(run.seconds(run.count))
+        spent = mesh.sum([time.perf_counter() - began])[0] / mesh.ranks
+        if number + 1 >= LEAST_ROUNDS and spent > STEPS_SECONDS:
+            break
     report = {
-        "seconds": statistics.median(seconds),
-        "low": seconds[0],
-        "high": seconds[-1],
-        "steps": count * rounds,
-    }
+        "steps": [
+            {"ranks": ranks, "batch": batch, "rounds": rounds}
+            for (ranks, batch), rounds in zip(requested, seconds, strict=True)
+        ]
+    }  # fmt: skip
     mesh.wait("measured")
     return report, mesh.is_main
+
+
+class StepRounds:
+    """Rounds of steps of one training: on all ranks of the job, or, with a mesh of one rank, on rank 0 while the others
+    wait. `count`: the steps of a round."""
+
+    def __init__(self, recipe_file: Path, overrides: Sequence[str], job: Mesh, mesh: Mesh):
+        import paddle
+
+        from paddle_dp.assembly.build import build
+        from paddle_dp.recipe import read_recipe
+
+        self._job, self._mesh = job, mesh
+        self._works = mesh.ranks == job.ranks or job.is_main
+        if self._works:
+            with paddle.utils.unique_name.guard():
+                self._trainer = build(read_recipe(recipe_file, overrides), mesh)
+        self.seconds(WARM_STEPS)
+        self.count = max(1, min(MOST_STEPS, round(STEPS_ROUND / self.seconds(1))))
+
+    def seconds(self, count: int) -> float:
+        """Seconds of a step in a round of `count`, on the slowest rank. Collective."""
+        seconds = 0.0
+        if self._mesh.ranks == self._job.ranks:
+            self._job.sum([0.0])
+        if self._works:
+            self._trainer.total_steps = self._trainer.progress.step + count
+            began = time.perf_counter()
+            self._trainer.drive()
+            wait(self._job.device)
+            seconds = (time.perf_counter() - began) / count
+        self._job.wait("a round of steps")  # without computing
+        return float(max(self._job.gather(seconds)))
 
 
 TASKS: dict[str, Callable[..., tuple[dict[str, Any], bool]]] = {"rates": rates, "steps": steps}

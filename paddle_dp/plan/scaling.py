@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
+from statistics import median, quantiles
 
 JITTER = 0.02  # of a step, lost for each doubling of the ranks by waiting for the slowest
 HIDDEN_SHARE = 0.5  # of a step, behind which gradients can travel: most of backward, two thirds of it
@@ -34,18 +35,40 @@ def ring_share(ranks: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSteps:
-    """A step on `ranks` ranks with `samples` on each: the median of some rounds, the fastest and the slowest."""
+    """A step on `ranks` ranks with `samples` on each: the median of some rounds, the fastest and the slowest. `rounds`:
+    all of them, in the order in which other measurements took turns."""
 
     ranks: int
     samples: float
     seconds: float
     low: float
     high: float
+    rounds: tuple[float, ...] = ()
+
+    @classmethod
+    def from_rounds(cls, ranks: int, samples: float, rounds: Sequence[float]) -> MeasuredSteps:
+        """The measurement that these rounds make, in seconds of a step."""
+        return cls(
+            ranks=ranks, samples=samples, seconds=median(rounds), low=min(rounds), high=max(rounds),
+            rounds=tuple(rounds),
+        )  # fmt: skip
 
     @property
     def rate(self) -> float:
         """Samples/s of all ranks."""
         return self.ranks * self.samples / self.seconds
+
+    def times(self, other: MeasuredSteps) -> tuple[float, float, float]:
+        """How many times the samples/s of `other`: the median of the rounds that took turns, and the bounds of 8 of 10
+        of them; without rounds, of the extreme ones."""
+        share = self.ranks * self.samples / (other.ranks * other.samples)
+        if len(self.rounds) != len(other.rounds) or len(self.rounds) < 3:
+            return (
+                self.rate / other.rate, share * other.low / self.high, share * other.high / self.low
+            )  # fmt: skip
+        ratios = [share * theirs / ours for ours, theirs in zip(self.rounds, other.rounds, strict=True)]
+        tenths = quantiles(ratios, n=10, method="inclusive")
+        return median(ratios), tenths[0], tenths[-1]
 
 
 @dataclass(frozen=True, kw_only=True)

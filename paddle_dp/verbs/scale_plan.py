@@ -168,16 +168,14 @@ class ScalePlan:
         single = self.model.single[0]
         noun = "rank" if self.probe.kind == "cpu" else "card"
         for step in self.model.together[:1]:
-            ratio = step.rate / single.rate
-            low = ratio * step.seconds / step.high * single.low / single.seconds
-            high = ratio * step.seconds / step.low * single.high / single.seconds
+            ratio, low, high = step.times(single)
             answer = (
                 "yes" if low > 1 else "no" if high < 1 else "it cannot be told, the rounds differ too much"
             )
             called = f"a second {noun}" if step.ranks == 2 else f"{step.ranks} {noun}s instead of one"
             yield (
-                f"Does {called} pay? {answer}: {ratio:.2f} times the samples a second ({low:.2f} … {high:.2f}, "
-                f"measured), so a sample costs {step.ranks / ratio:.2f} times as much."
+                f"Does {called} pay? {answer}: {ratio:.2f} times the samples a second ({low:.2f} … {high:.2f} in "
+                f"8 of 10 turns), so a sample costs {step.ranks / ratio:.2f} times as much."
             )
 
     def disturbed(self) -> Iterator[str]:

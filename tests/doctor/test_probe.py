@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,6 @@ from paddle_dp.doctor.prove import Bench, ChildResult
 from paddle_dp.doctor.prove_rank import processor
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.machine import Machine, cores
-from paddle_dp.plan.scaling import MeasuredSteps
 from tests.plan.test_probe import probe
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "digits_mlp.yaml"
@@ -59,18 +58,17 @@ def test_a_job_that_fails_says_why(
 
 
 def test_runs_have_whole_micro_batches_and_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[tuple[int, int]] = []
+    requests: list[str] = []
 
-    def noted(bench: Bench, recipe: Path, overrides: Sequence[str], ranks: int, batch: int) -> MeasuredSteps:
-        runs.append((ranks, batch))
-        return MeasuredSteps(ranks=ranks, samples=batch / ranks, seconds=1.0, low=1.0, high=1.0)
+    def noted(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[str, Any]:
+        requests.append(arguments[1])
+        return {"steps": []}
 
-    monkeypatch.setattr("paddle_dp.doctor.probe.measured_steps", noted)
+    monkeypatch.setattr("paddle_dp.doctor.probe.rank_report", noted)
 
     def runs_of(ranks: int, batch: int, micro_batches: int) -> list[tuple[int, int]]:
-        runs.clear()
         measured_scaling(Bench(ranks, "cpu", Path(), 0.0), RECIPE, (), batch, micro_batches)
-        return [*runs]
+        return [tuple(each) for each in json.loads(requests[-1])]
 
     assert runs_of(2, 64, 1) == [(1, 64), (2, 128), (1, 32), (2, 64)]
     assert runs_of(2, 6, 2) == [(1, 6), (2, 12)]  # 3 samples have no 2 micro-batches

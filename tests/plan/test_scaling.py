@@ -52,6 +52,14 @@ def test_one_rank_is_a_line_through_two_batches() -> None:
     assert steep.alone(16) == pytest.approx(0.074 / 4)  # nor less than in proportion
 
 
+def test_turns_are_compared_pair_by_pair() -> None:
+    """A machine that becomes twice as slow on its way does so for both."""
+    alone, pair = [1.0, 1.0, 2.0, 2.0, 4.0], [1.25, 1.25, 2.5, 2.5, 5.0]
+    ratio, low, high = MeasuredSteps.from_rounds(2, 8, pair).times(MeasuredSteps.from_rounds(1, 8, alone))
+    assert (ratio, low, high) == pytest.approx((1.6, 1.6, 1.6))
+    assert MODEL.together[0].times(MODEL.single[0])[1] < MODEL.together[0].times(MODEL.single[0])[0]
+
+
 def test_losses_are_split_into_crowding_and_exchange() -> None:
     for measured in MODEL.together:
         crowd, exchange = MODEL.losses(measured)
