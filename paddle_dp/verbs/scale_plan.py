@@ -105,7 +105,7 @@ class ScalePlan:
         yield f"{self.recipe.name} on {probe.name}{threads}; a step exchanges {amount(self.model.size)}"
         yield ""
         yield f"{'':6s}{f'weak: {batch} samples on each rank':44s}{f'strong: {batch} samples in all'}"
-        head = f"{'a step, 8 of 10 within':>31s}"
+        head = f"{'a step (bar)':>31s}"
         yield f"{'ranks':>5s} {head} {'efficiency':>10s}  {head} speed-up   sends"
         strong = {each.ranks: each for each in self.strong}
         for step in self.weak:
@@ -310,7 +310,7 @@ class ScalePlan:
         )
         for axis in (left, right):
             axis.legend(frameon=False, fontsize=7.5)
-        figure.suptitle(f"{self.recipe.name} on {self.probe.name}: bars hold 8 of 10", fontsize=10)
+        figure.suptitle(f"{self.recipe.name} on {self.probe.name}", fontsize=10)
         figure.savefig(file, dpi=110)
 
 
