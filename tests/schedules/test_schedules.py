@@ -107,11 +107,20 @@ def test_inverse_sqrt_can_hold_as_t5s_does() -> None:
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
 def test_wsd_is_stable_and_then_decays(shape: str) -> None:
     config = wsd.Config(learning_rate=0.5, warmup=Length.parse("20 steps"), decay=0.4, floor=0.1, shape=shape)
-    passed = [max(0, step - 60) / 40 for step in range(20, 100)]
+    passed = [max(0, step - 59) / 41 for step in range(20, 100)]
     falls = [1 - (share if shape == "linear" else share**0.5) for share in passed]
     assert rates(config)[20:] == pytest.approx([0.5 * (0.1 + 0.9 * fall) for fall in falls])
-    assert set(rates(config)[20:61]) == {0.5}
+    assert set(rates(config)[20:60]) == {0.5}
     assert config.rate(1000, **SETTING) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
+def test_every_update_of_wsds_decay_is_below_the_peak_and_above_0(shape: str) -> None:
+    """MiniCPM (arXiv:2404.06395): eta f(s - T) for s > T, with 0 < f <= 1 and falling."""
+    seen = rates(wsd.Config(learning_rate=1.0, decay=0.2, shape=shape))
+    assert seen[:80] == [1.0] * 80
+    assert all(1.0 > before > after > 0 for before, after in zip(seen[80:], seen[81:], strict=False))
+    assert 1.0 > seen[80]
 
 
 def test_wsd_never_decays_before_its_warm_up_is_over() -> None:
