@@ -37,7 +37,7 @@ LAYERS: dict[str, float] = {
     "": 0,  # the package itself: its version, and words that are loaded when they are used
 }  # fmt: skip
 REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not "every layer below mine"
-    "optimizers": 3, "schedules": 0, "losses": 0, "metrics": 0, "strategies": 5, "adapters": 3,
+    "optimizers": 3, "schedules": 3, "losses": 0, "metrics": 0, "strategies": 5, "adapters": 3,
     "datasets": 1,  # a mixture is made of parts
     "callbacks": 6, "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
@@ -61,7 +61,7 @@ LINES_TODAY: dict[str, int] = {
     "core": 4710, "learner": 1550, "axes": 3760, "strategies/async_average": 350,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1425, "strategies/branches": 1050,
     "checks": 900, "identity": 1750, "checkpoint": 2150, "why": 1200,
-    "certificate": 1000, "assembly": 1890, "train": 1850, "plan": 2900, "cli": 1600, "dashboard": 1450,
+    "certificate": 1000, "assembly": 1890, "train": 1900, "plan": 2900, "cli": 1600, "dashboard": 1450,
     "callbacks": 1600, "verbs": 2200, "plug-ins": 5550, "launch": 5850, "doctor": 1550, "proof": 4400, "audit": 2700,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,

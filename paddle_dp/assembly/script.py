@@ -376,7 +376,7 @@ def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
     if not isinstance(value, (str, Mapping)):
         return value
     config = _read_named("schedules", value)
-    if not steps and config.name != "constant":
+    if not steps and config.name not in ("constant", "plateau"):
         raise UsageError(
             f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )

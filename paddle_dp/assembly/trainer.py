@@ -26,6 +26,7 @@ from paddle_dp.train.run import Run
 from paddle_dp.train.step_hooks import (
     CallbackHook,
     GuardHook,
+    PlateauHook,
     ProgressHook,
     SpeedHook,
     StopHook,
@@ -108,6 +109,7 @@ class Trainer(TrainingState):
                 self.progress.step, self.total_steps, self.callbacks, scores, self.mesh
             )
             self.tell_refuse()
+            self.refuse_schedule()
             if self.run.metrics and self.run.test_loader is not None:
                 self.evaluation_names()  # refuses metrics that do not fit the first held-out samples
             self.begin_run()
@@ -174,4 +176,6 @@ class Trainer(TrainingState):
         ]
         if self.check_every is not None:
             hooks.append(WeightsHook(self, self.check_every))
+        if self.plateau is not None:
+            hooks.append(PlateauHook(self, self.plateau))
         return StepDriver(self, hooks)

@@ -276,7 +276,8 @@ class Rate:
         if isinstance(schedule, ReduceOnPlateau):
             raise UsageError(
                 "schedule: ReduceOnPlateau needs a metric at each step, and schedules here are stepped by updates "
-                "alone: use another one, such as StepDecay, or a recipe's cosine"
+                "alone. The schedule plateau has its rules, over held-out samples: schedule: {use: plateau, "
+                "learning_rate: 0.1, watch: loss, patience: 10}"
             )
         if self._has_scheduler and schedule is not current:
             raise UsageError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paddle.optimizer import lr
 
 from paddle_dp.core.batch_norm import statistics
+from paddle_dp.core.plateau import Plateau
 from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.identity.facts import (
@@ -122,6 +123,13 @@ def compare(
         )
     changes = [*_order(saved, now, setup), *_data(past["data"], now)]
     changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
+    if isinstance(schedule_of(task), Plateau):  # its rates follow from the evaluations
+        changes = [
+            replace(c, verdict=REFUSED)
+            if c.verdict == NOTED and ("held-out data" in c.key or c.key.startswith("metrics"))
+            else c
+            for c in changes
+        ]
     refused = [
         c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
     ]
@@ -264,6 +272,7 @@ def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
     every update, so its rate may swing, or be over within the first epoch. "" for the schedules of the shelf."""
     function = getattr(schedule, "lr_lambda", None)
     shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
+    shelf = shelf or isinstance(schedule, Plateau)
     if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
         return ""
     points = _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])

@@ -20,7 +20,8 @@ _PARTS = (
     "accumulation steps is train.batch=64 and train.micro_batches=4"
 )
 _FLOOR = (
-    "floor is a share of the peak rate: 1e-5 of 1e-3 is floor=0.01. Schedules cosine and polynomial have it"
+    "floor is a share of the peak rate: 1e-5 of 1e-3 is floor=0.01. Schedules cosine, polynomial, wsd and plateau have "
+    "it"
 )
 _SHARE = "a number of steps or epochs, not a share: 0.1 of '10 epochs' is '1 epoch'"
 _UNITS = "a length with its unit, such as '3 epochs' or '5000 steps'"
@@ -285,6 +286,7 @@ PARTS = {
         "linear": "polynomial", "step": "milestones", "multistep": "milestones", "piecewise": "milestones",
         "cosine_annealing": "cosine", "constant_with_warmup": "constant", "noam": "inverse_sqrt",
         "onecycle": "one_cycle", "warmup_stable_decay": "wsd",
+        "reduce_lr_on_plateau": "plateau", "reduceonplateau": "plateau", "reducelronplateau": "plateau",
     },
     "callbacks": {
         "tensorboardx": "tensorboard", "visualdl": "dashboard", "wandb": "dashboard", "mlflow": "dashboard",

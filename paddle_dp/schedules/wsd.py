@@ -18,9 +18,9 @@ class Config(FallingConfig):
     """Shape of the fall: linear, or 1 - √ of its passed share (Hägele et al., arXiv:2405.18392)."""
 
     def fall(self, start: int, steps: int) -> int:
-        """The last update before those of `decay`. Both papers let the rate fall at every step s > T, and f(s - T) stays
-        above 0: so each of the n updates of `decay` is below the peak, by shares of 1 / (n + 1), and none has rate 0.
-        After a warm-up that lasts into `decay` one update is at the peak."""
+        """The last update before those of `decay`. In both papers the rate falls at every step s > T, and the first
+        one's f(s - T) stays above 0: so all n updates of `decay` are below the peak, by 1 to n times 1 / (n + 1), and
+        none has rate 0. After a warm-up that lasts into `decay` one update is at the peak."""
         return max(start, steps - round(self.decay * steps) - 1)
 
     def left(self, done: float) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+from paddle_dp.errors import did_you_mean
 
 _LINE = json.JSONEncoder(allow_nan=False)  # dumps() would make one for each line
 EMA = "ema_"  # prefix of the names of averaged weights' numbers
@@ -90,3 +93,20 @@ class Evaluation:
             }
             for i, name in enumerate(self.names_of_classes)
         ]
+
+
+def unknown_number(name: str, known: Iterable[str], setting: str) -> str:
+    """The sentence on a number that the recipe's `setting` names and evaluations do not have."""
+    known = set(known)
+    bare = re.sub(r"^(val|eval|valid|test)[_/-]?", "", name.lower())
+    meant = {"acc": "acc1", "accuracy": "acc1", "top1": "acc1", "top5": "acc5"}.get(bare, bare)
+    hint = f" Did you mean '{meant}'?" if meant in known else ""
+    hint = (
+        hint + f" They have {', '.join(sorted(known))}." if hint else did_you_mean(name, known, "They have")
+    )
+    why = (
+        " Precision, recall and F1 of the model are the metric classification: metrics: [{use: classification}]."
+        if name.lower() in ("f1", "precision", "recall")
+        else ""
+    )
+    return f"{setting}: evaluations of this model have no number '{name}'.{why}{hint}"

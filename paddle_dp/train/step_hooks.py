@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import load
+from paddle_dp.core.plateau import Plateau
 from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.callback import Moment
@@ -112,6 +113,19 @@ class WeightsHook(StepHook):
     def after_update(self, step: TrainStep) -> None:
         if self._every.due_at_step(step.number):
             self._training.check(f"after step {step.number}")
+
+
+class PlateauHook(StepHook):
+    """Evaluates for a schedule that waits for a score, every so many steps; after epochs the training does."""
+
+    phase = Phase.SCHEDULE
+
+    def __init__(self, training: TrainingState, plateau: Plateau):
+        self._training, self._plateau = training, plateau
+
+    def after_update(self, step: TrainStep) -> None:
+        if self._plateau.every.due_at_step(step.number):
+            self._training.evaluate_for_schedule(self._plateau)
 
 
 class CallbackHook(StepHook):

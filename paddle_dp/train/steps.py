@@ -31,6 +31,7 @@ class Phase(IntEnum):
     PROGRESS = 20  # counts, averages of weights
     SPEED = 30  # empty batches, the meter
     WEIGHTS = 40  # equal and finite on all ranks
+    SCHEDULE = 45  # evaluations that set the learning rate
     CALLBACKS = 50  # numbers, and the user's callbacks
     PROCESSORS = 60  # gradients that are computed once more
     STOP = 70  # signals, the time limit, stragglers' times

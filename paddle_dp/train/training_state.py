@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.checks.layer_settings import LayerSettings
+from paddle_dp.core.plateau import Plateau
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError, message_of
 from paddle_dp.identity.unsaved import Unsaved
@@ -22,7 +23,7 @@ from paddle_dp.train import state
 from paddle_dp.train.blame import NumericsCheck
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
-from paddle_dp.train.evaluation import EMA, Evaluation
+from paddle_dp.train.evaluation import EMA, Evaluation, unknown_number
 from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
@@ -141,6 +142,8 @@ class TrainingState:
         """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""
         if self.progress.batch >= self.loader.batches and not self.interrupted:
             self.progress = self.progress.next_epoch()
+            if self.plateau is not None and self.plateau.every.due_at_epoch(self.progress.epoch):
+                self.evaluate_for_schedule(self.plateau)
             self.call(self.moment("epoch"), self.callbacks.due_at_epoch(self.progress.epoch))
 
     def keep_averages(self, settings: Ema) -> None:
@@ -223,20 +226,66 @@ class TrainingState:
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
+        evaluation = self._evaluation(self.run.test_loader)
+        self._tell_evaluated(evaluation)
+        return evaluation
+
+    def evaluate_for_schedule(self, plateau: Plateau) -> None:
+        """Evaluates for a schedule that waits for a score; its rate changes before callbacks may save. Collective."""
+        assert self.run.test_loader is not None, "refuse_schedule has looked"
+        with self.meter.paused():
+            evaluation = self._evaluation(self.run.test_loader)
+            if not evaluation.not_finite and plateau.observe(evaluation.numbers[plateau.watch]):
+                self.learner.rate.apply()
+                if self.mesh.is_main:
+                    print(
+                        f"step {self.progress.step}: {plateau.watch} has not improved on {plateau.best:.6g}: the "
+                        f"learning rate is {plateau():.6g} from now on.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+            self._tell_evaluated(evaluation)
+
+    def refuse_schedule(self) -> None:
+        """Raises UsageError for a schedule that waits for a score which no evaluation has. Collective."""
+        if (plateau := self.plateau) is None:
+            return
+        if self.run.test_loader is None:
+            raise UsageError(
+                "schedule: plateau waits for a number of held-out samples, and there are none: give the data set a "
+                "test split, or choose another schedule, such as wsd."
+            )
+        if self.learner.worker is not None:
+            raise UsageError(
+                "schedule: plateau lowers the rate of all ranks after one update, and ranks of this strategy do not "
+                "wait for one another: choose another schedule, such as cosine, or a strategy that waits."
+            )
+        if plateau.watch not in (names := self.evaluation_names()):
+            raise UsageError(unknown_number(plateau.watch, names, "schedule.watch"))
+
+    @property
+    def plateau(self) -> Plateau | None:
+        """The schedule, if it waits for a score."""
+        schedule = self.learner.rate.schedule
+        return schedule if isinstance(schedule, Plateau) else None
+
+    def _evaluation(self, loader: Loader) -> Evaluation:
         with heartbeat.within("evaluate"):
             self.learner.weights.wait()
             with self.learner.weights.averaged():
-                evaluation = evaluate(self.learner, self.run.test_loader, self.mesh, self.run.metrics)
+                evaluation = evaluate(self.learner, loader, self.mesh, self.run.metrics)
             if self.averages is not None:
                 with self.averages.in_place():
-                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh, self.run.metrics)
+                    averaged = evaluate(self.learner, loader, self.mesh, self.run.metrics)
                 evaluation = evaluation.with_prefixed(EMA, averaged)
+        return evaluation
+
+    def _tell_evaluated(self, evaluation: Evaluation) -> None:
         self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
             self._refused = evaluation
             if not self.callbacks.at_work:
                 self._refuse_evaluation(evaluation)
-        return evaluation
 
     def evaluation_names(self) -> set[str]:
         """Implements `Training.evaluation_names`. Collective."""

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from paddle_dp.schedules import constant, cosine, inverse_sqrt, milestones, one_cycle, polynomial, wsd
+from paddle_dp.schedules import (
+    constant,
+    cosine,
+    inverse_sqrt,
+    milestones,
+    one_cycle,
+    plateau,
+    polynomial,
+    wsd,
+)
 from paddle_dp.units import Length
 
 SETTING = {"steps": 100, "steps_per_epoch": 10, "batch": 64}
@@ -119,8 +129,7 @@ def test_every_update_of_wsds_decay_is_below_the_peak_and_above_0(shape: str) ->
     """MiniCPM (arXiv:2404.06395): eta f(s - T) for s > T, with 0 < f <= 1 and falling."""
     seen = rates(wsd.Config(learning_rate=1.0, decay=0.2, shape=shape))
     assert seen[:80] == [1.0] * 80
-    assert all(1.0 > before > after > 0 for before, after in zip(seen[80:], seen[81:], strict=False))
-    assert 1.0 > seen[80]
+    assert all(1.0 >= before > after > 0 for before, after in pairwise(seen[79:]))
 
 
 def test_wsd_never_decays_before_its_warm_up_is_over() -> None:
@@ -187,3 +196,101 @@ def test_what_is_built_gives_the_rates_and_goes_on_from_json(name: str) -> None:
     resumed = config.build(**SETTING)
     resumed.set_state_dict(state)
     assert walk(resumed, 63) == rates(config)[37:]
+
+
+# The schedule that waits for a score ----------------------------------------------------------------------------------
+
+
+def plateau_schedule(**settings: Any) -> Any:
+    return plateau.Config(**{"learning_rate": 0.5, **settings}).build(**SETTING)
+
+
+SCORES = [
+    3.0,
+    2.0,
+    2.5,
+    1.9999,
+    1.99,
+    2.2,
+    2.2,
+    2.2,
+    1.0,
+    1.1,
+    1.2,
+    0.99999,
+    1.3,
+    1.2,
+    1.1,
+    1.1,
+    1.1,
+    1.1,
+    1.05,
+]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(("threshold", "threshold_mode"), [(1e-4, "rel"), (0.05, "abs"), (0.0, "rel")])
+@pytest.mark.parametrize(
+    ("patience", "cooldown", "floor"), [(0, 0, 0.0), (1, 0, 0.0), (2, 1, 0.0), (0, 2, 0.2)]
+)
+def test_plateau_is_paddles_on_the_same_numbers(
+    mode: str, threshold: float, threshold_mode: str, patience: int, cooldown: int, floor: float
+) -> None:
+    from paddle.optimizer.lr import ReduceOnPlateau
+
+    more: dict[str, Any] = {
+        "mode": mode, "factor": 0.3, "patience": patience, "threshold": threshold,
+        "threshold_mode": threshold_mode, "cooldown": cooldown,
+    }  # fmt: skip
+    theirs, ours = (
+        ReduceOnPlateau(0.5, min_lr=0.5 * floor, epsilon=0.0, **more),
+        plateau_schedule(floor=floor, **more),
+    )
+    falls = 0
+    for score in SCORES:
+        falls += ours.observe(score)
+        theirs.step(score)
+        assert ours() == pytest.approx(theirs(), rel=1e-14)
+        assert (ours.best, ours.bad_evaluations) == (theirs.best, theirs.num_bad_epochs)
+        assert ours.cooldown_left == theirs.cooldown_counter
+        for _ in range(3):
+            ours.step()
+        assert ours() == pytest.approx(theirs(), rel=1e-14)
+    assert falls >= 2
+
+
+def test_plateau_goes_on_from_json_in_the_midst_of_its_patience() -> None:
+    settings = {"factor": 0.5, "patience": 1, "cooldown": 1}
+    for cut in range(len(SCORES)):
+        ours, resumed = plateau_schedule(**settings), plateau_schedule(**settings)
+        for score in SCORES[:cut]:
+            ours.step()
+            ours.observe(score)
+        resumed.set_state_dict(json.loads(json.dumps(ours.state_dict())))
+        for score in SCORES[cut:]:
+            for each in (ours, resumed):
+                each.step()
+                each.observe(score)
+            assert resumed() == ours() and resumed.state_dict() == ours.state_dict()
+
+
+def test_plateau_knows_which_numbers_should_fall() -> None:
+    rising = [0.1, 0.2, 0.3]
+    for watch, falls in (("acc1", [False] * 3), ("ema_loss", [False, True, True])):
+        schedule = plateau_schedule(watch=watch, patience=0)
+        assert [schedule.observe(score) for score in rising] == falls
+
+
+def test_a_plateau_within_the_warm_up_does_not_count() -> None:
+    schedule = plateau_schedule(warmup=Length.parse("4 steps"), patience=0, factor=0.5)
+    seen = []
+    for score in (1.0, 2.0, 2.0, 2.0, 3.0, 4.0):
+        schedule.step()
+        schedule.observe(score)
+        seen.append(schedule())
+    assert seen == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.25, 0.125])
+
+
+def test_a_plateau_without_a_fall_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"^factor: 1 is not below 1"):
+        plateau.Config(learning_rate=0.1, factor=1.0)

@@ -1,0 +1,146 @@
+"""The schedule that waits for a held-out number: its evaluations, its state in checkpoints, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+PLATEAU = {"use": "plateau", "learning_rate": 0.4, "every": "2 steps", "factor": 0.5, "patience": 0}
+
+
+class Points:
+    """23 points of three classes."""
+
+    def __init__(self, seed: int = 0):
+        self._numbers = np.random.default_rng(seed).standard_normal((23, 5)).astype("float32")
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
+        return self._numbers[i], np.int64(i % 3)
+
+
+def trainer(folder: str, schedule: Mapping[str, Any], callbacks: Sequence[Any] = (), **more: Any) -> Any:
+    import paddle
+    from paddle import nn
+
+    from paddle_dp import Trainer
+    from paddle_dp.mesh import join
+
+    join(seed=3)
+    paddle.seed(3)
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
+    settings: dict[str, Any] = {
+        "model": model, "train": Points(), "test": Points(1), "batch": 8, "length": "6 epochs", "seed": 7,
+        "loss": {"use": "cross_entropy"}, "optimizer": {"use": "adamw"}, "schedule": schedule, "folder": folder,
+        "callbacks": callbacks, **more,
+    }  # fmt: skip
+    return Trainer.of(**settings)
+
+
+def trained(
+    folder: str, length: str, schedule: Mapping[str, Any], resume: bool, evaluates: str, saves: str
+) -> dict[str, Any]:
+    """In every rank: the rate of each update, the state of the schedule, the steps of evaluations, the weights."""
+    from paddle_dp import Callback
+
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.rates: list[float] = []
+            self.evaluations: list[int] = []
+
+        def step(self, moment: Any) -> None:
+            self.rates.append(moment.numbers["lr"])
+
+        def evaluated(self, moment: Any, evaluation: Any) -> None:
+            self.evaluations.append(moment.progress.step)
+
+    rates = Rates()
+    callbacks = [rates, {"use": "checkpoint", "every": saves, "best": "loss"}]
+    if evaluates:
+        callbacks.append({"use": "evaluate", "every": evaluates})
+    training = trainer(folder, schedule, callbacks, resume=resume)
+    training.fit(length)
+    state = training.learner.rate.schedule.state_dict()
+    weights = [parameter.numpy() for parameter in training.learner.model.parameters()]
+    return {"rates": rates.rates, "state": state, "evaluations": rates.evaluations, "weights": weights}
+
+
+def test_its_state_is_in_every_checkpoint_and_goes_on_on_other_ranks(tmp_path: Path) -> None:
+    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "12 steps", PLATEAU, False, "", "3 steps")
+    assert alone["evaluations"] == [2, 4, 6, 8, 10, 12]
+    assert len(set(alone["rates"])) >= 3 and alone["rates"][:2] == [0.4, 0.4]
+    run_ranks(trained, 1, str(tmp_path / "2"), "6 steps", PLATEAU, False, "", "2 steps")
+    resumed = run_ranks(trained, 2, str(tmp_path / "2"), "12 steps", PLATEAU, True, "5 steps", "2 steps")
+    for rank in resumed:
+        assert rank["rates"] == alone["rates"][6:] and rank["evaluations"] == [8, 10, 12]
+        assert rank["state"]["share"] == alone["state"]["share"]
+
+
+@pytest.mark.long
+def test_it_resumes_bit_by_bit_between_evaluations_and_at_them(tmp_path: Path) -> None:
+    """Checkpoints come after the evaluation of their step, also those of the best number."""
+    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "12 steps", PLATEAU, False, "", "3 steps")
+    two = run_ranks(trained, 2, str(tmp_path / "2"), "12 steps", PLATEAU, False, "5 steps", "3 steps")[0]
+    assert two["rates"] == alone["rates"] and two["evaluations"] == [2, 4, 5, 6, 8, 10, 12]
+    for stop, ranks in ((6, 2), (7, 2), (8, 3)):
+        again = str(tmp_path / f"again{stop}")
+        begun = run_ranks(trained, 2, again, f"{stop} steps", PLATEAU, False, "", "2 steps")[0]
+        resumed = run_ranks(trained, ranks, again, "12 steps", PLATEAU, True, "", "2 steps")
+        assert begun["rates"] + resumed[0]["rates"] == two["rates"], stop
+        assert all(rank["state"]["share"] == two["state"]["share"] for rank in resumed)
+        if ranks == 2:
+            assert (resumed[0]["state"], resumed[0]["weights"]) == (two["state"], two["weights"])
+
+
+def test_a_checkpoint_at_the_last_step_of_an_epoch_does_not_hold_its_evaluation_twice(tmp_path: Path) -> None:
+    """An epoch has 3 steps; the checkpoint of step 3 is saved before the epoch ends, and its evaluation follows."""
+    schedule = {**PLATEAU, "every": "1 epoch"}
+    (one,) = run_ranks(trained, 1, str(tmp_path / "a"), "15 steps", schedule, False, "1 epoch", "3 steps")
+    assert one["evaluations"] == [3, 6, 9, 12, 15]
+    run_ranks(trained, 1, str(tmp_path / "b"), "9 steps", schedule, False, "", "3 steps")
+    (resumed,) = run_ranks(trained, 1, str(tmp_path / "b"), "15 steps", schedule, True, "", "3 steps")
+    assert one["rates"][9:] == resumed["rates"] and len(set(one["rates"])) >= 2
+    assert one["state"] == resumed["state"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "sentence"),
+    [
+        ({}, {"test": None}, r"plateau waits for a number of held-out samples, and there are none"),
+        ({"watch": "acc"}, {}, r"^schedule\.watch: evaluations .* no number 'acc'\. Did you mean 'acc1'\?"),
+        ({"watch": "ema_loss"}, {}, r"^schedule\.watch: evaluations of this model have no number 'ema_loss'"),
+    ],
+)
+def test_it_is_refused_where_no_evaluation_has_its_number(
+    tmp_path: Path, schedule: dict[str, Any], more: dict[str, Any], sentence: str
+) -> None:
+    from paddle_dp.errors import UsageError
+
+    with pytest.raises(UsageError, match=sentence):
+        trainer(str(tmp_path / "run"), {**PLATEAU, **schedule}, **more).fit()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_other_held_out_samples_are_another_training(tmp_path: Path) -> None:
+    from paddle_dp.errors import UsageError
+
+    class Others(Points):
+        def __len__(self) -> int:
+            return 20
+
+    for schedule, refused in ((PLATEAU, True), ({"use": "constant", "learning_rate": 0.1}, False)):
+        folder = str(tmp_path / schedule["use"])
+        trainer(folder, schedule, ["checkpoint"]).fit("2 steps")
+        if refused:
+            with pytest.raises(UsageError, match="samples in the held-out data was 23 and is 20"):
+                trainer(folder, schedule, ["checkpoint"], test=Others(1), resume=True)
+        else:
+            trainer(folder, schedule, ["checkpoint"], test=Others(1), resume=True)
