@@ -48,7 +48,7 @@ def verify(
 
     import_paddle()
     from paddle_dp import proof
-    from paddle_dp.cli.sized import sizes
+    from paddle_dp.launch.sized import sizes
 
     try:
         settings = tuple(overrides or ())

@@ -76,8 +76,8 @@ def check(
     loss on them, for 30 s at most: it refuses what train would refuse. --no-run reads only the recipe, for a machine
     that has no data.
     """
-    from paddle_dp.cli.sized import sizes
     from paddle_dp.launch.initial import check_weights
+    from paddle_dp.launch.sized import sizes
     from paddle_dp.launch.tries import tries
     from paddle_dp.recipe.check import check_all
 

@@ -116,7 +116,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
-    from paddle_dp.cli.sized import sized
+    from paddle_dp.launch.sized import sized
 
     if accept is not None and resume is None:
         raise UsageError(

@@ -17,7 +17,6 @@ import argparse
 import faulthandler
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,10 +121,26 @@ def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
     else:
         _prepare_process(job)
         folder, options = log_folder(), job.options
-    failure = guarded(partial(work, job.entry_point, job.recipe, job.all_overrides, options), folder)
+    resolved = job if supervised else None  # paddle-dp has replaced numbers that depend on the ranks
+    failure = guarded(lambda: _work(resolved or _with_global_numbers(job), options), folder)
     if failure is None:
         leave(None)
     leave(failure, failure.frames or (failure.message if failure.expected else failure.traceback))
+
+
+def _work(job: Job, options: Mapping[str, Any]) -> None:
+    work(job.entry_point, job.recipe, job.all_overrides, options)
+
+
+def _with_global_numbers(job: Job) -> Job:
+    """The job with numbers over all ranks in place of those that depend on them (launch/sized.py)."""
+    from paddle_dp.launch.sized import sized_in_rank
+
+    import_paddle()
+    job, remarks = sized_in_rank(job, os.environ)
+    if _rank() == 0:
+        print(*(f"{remark}\n" for remark in remarks), sep="", end="", flush=True)
+    return job
 
 
 def _read(entry_point: str, argv: Sequence[str] | None) -> Job:

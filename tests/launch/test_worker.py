@@ -70,10 +70,13 @@ def test_a_guarded_call_leaves_its_failure(tmp_path):
 
 
 def test_the_documented_command_does_the_task(tmp_path):
-    process = launch(tmp_path, "say", "-o", "train.batch=64", "train.seed=1", "-o", "train.micro_batches=2")
+    process = launch(
+        tmp_path, "say", "-o", "train.batch=32 per rank", "train.seed=1", "-o", "train.micro_batches=2"
+    )
     said, _ = process.communicate(timeout=90)
     assert process.returncode == 0, said
     assert "2 ranks on CPU · 1 thread each" in said and "rank 0 of 2 says 3" in said
+    assert said.count("train.batch is 64: 32 × 2 data ranks") == 1
 
 
 def test_a_failing_rank_leaves_its_failure_beside_the_logs(tmp_path):

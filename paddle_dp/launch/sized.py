@@ -46,6 +46,22 @@ def sized(job: Job) -> Job:
     return replace(job, overrides=(*job.overrides, *there.overrides))
 
 
+def sized_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence[str]]:
+    """The job with global numbers, and a sentence on each, in a rank that another launcher has started: `variables` say
+    how many there are. Raises UsageError as `sizes` does, and if each rank would measure its own memory."""
+    train, ranks = _train(job.recipe, job.all_overrides), int(variables.get("PADDLE_TRAINERS_NUM", "1"))
+    per_rank, auto = _per_rank(train), _auto(train)
+    if not per_rank and not auto:
+        return job, ()
+    if auto and not auto[1] and ranks > 1:
+        raise UsageError(
+            "train.micro_batches=auto: under this launcher each rank would measure the free memory for itself. Say how "
+            "much a rank may use: train.micro_batches='auto 16 GB'."
+        )
+    there = sizes(job.recipe, job.all_overrides, ranks)
+    return replace(job, overrides=(*job.overrides, *there.overrides)), there.remarks
+
+
 def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> Sizes:
     """The recipe's global numbers on `ranks` ranks of each node.
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.axes.meta_init import describe_weights
-from paddle_dp.cli import sized as module
-from paddle_dp.cli.sized import sized, sizes
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.launch import sized as module
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.sized import sized, sized_in_rank, sizes
 from paddle_dp.part import lazily
 from paddle_dp.plan.rank_memory import rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
@@ -122,6 +122,20 @@ def test_with_devices_the_amount_must_be_said(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="auto 16 GB"):
         sizes(GPT, ["train.micro_batches=auto"], 2)
     assert sizes(GPT, ["train.micro_batches=auto", "train.device=cpu"], 2).overrides
+
+
+def test_a_rank_of_another_launcher_knows_the_number_of_ranks() -> None:
+    """PADDLE_TRAINERS_NUM counts the ranks of all machines."""
+    job = Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto 2 MB"))
+    there, remarks = sized_in_rank(job, {"PADDLE_TRAINERS_NUM": "3", "PADDLE_NNODES": "3"})
+    assert read_recipe(GPT, there.all_overrides).train.batch == 18
+    assert remarks[0] == "train.batch is 18: 6 × 3 data ranks" and len(remarks) == 2
+    assert sized_in_rank(job, {})[0].overrides[2:3] == ("train.batch=6",)
+    plain = Job(recipe=GPT)
+    assert sized_in_rank(plain, {"PADDLE_TRAINERS_NUM": "3"}) == (plain, ())
+    measured = Job(recipe=GPT, overrides=("train.micro_batches=auto",))
+    with pytest.raises(UsageError, match=r"each rank would measure .*'auto 16 GB'"):
+        sized_in_rank(measured, {"PADDLE_TRAINERS_NUM": "2"})
 
 
 @pytest.mark.parametrize(
