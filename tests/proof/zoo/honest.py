@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from tests.proof.zoo.case import Honest, Setting, strategy
+from tests.proof.zoo.case import Exam, Honest, Setting, strategy
 
 ADAMW = ("optimizer={use: adamw}", "schedule.learning_rate=1e-3")
 HERE = "tests.proof.zoo.models"
+
+AUGMENTED = (
+    "dataset={use: tests.proof.zoo.pictures.Pictures, augment: rand, erase: 0.5}", "model.channels=3",
+    "mix={mixup: 0.5, cutmix: 1.0}", "train.micro_batches=2",
+)  # fmt: skip
+EXAMS: tuple[Exam, ...] = ("verify", "rehearsal")
 
 LAYOUTS = {
     "data 2": strategy("gpt", data=2),
@@ -67,6 +73,15 @@ HONEST = (
     ),
     Honest(name="perceptron", says="GELU, momentum, clip, two micro-batches.", setting=Setting("mlp")),
     Honest(name="convnet", says="Synchronized BatchNorm, unequal shares.", setting=Setting("convnet")),
+    *(
+        Honest(
+            name=f"augmented and mixed{', rehearsed' * (exam == 'rehearsal')}",
+            says="RandAugment, random erasing, Mixup and CutMix, in two micro-batches.",
+            setting=Setting("convnet", 2, AUGMENTED),
+            exam=exam,
+        )
+        for exam in EXAMS
+    ),
     Honest(
         name="dropout",
         says="A perceptron with dropout 0.3.",

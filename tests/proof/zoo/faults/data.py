@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -124,3 +125,62 @@ def mixed_within_the_share(mixed, inputs, targets, drawn):
 def drawn_by_each_rank(draw, mix, seed, epoch, k):
     """Each rank draws the share and the rectangle for itself."""
     return draw(mix, seed + rank(), epoch, k)
+
+
+def augmented(settings: str) -> Setting:
+    pictures = f"dataset={{use: tests.proof.zoo.pictures.Pictures, {settings}}}"
+    return Setting("convnet", 2, (pictures, "model.channels=3"))
+
+
+SEEDED = "paddle_dp.data.sample:seed_sample"
+
+
+@FAULTS.add(
+    "own augmentation",
+    "MMDetection's worker_init_fn: the seed is num_workers * rank + worker_id + seed",
+    augmented("augment: rand"),
+    SEEDED,
+    guard="door",
+)
+def augmented_by_the_seed_of_the_worker(seed_sample, seed, epoch, index):
+    """RandAugment draws from a seed that each rank's worker has for itself."""
+    seed_sample(seed + rank(), epoch, index)
+
+
+_reads = count()
+
+
+@FAULTS.add(
+    "own erasing",
+    "torch's and Paddle's DataLoader: a worker seeds its generator once",
+    augmented("erase: 0.9"),
+    SEEDED,
+)
+def erased_by_the_stream_of_the_worker(seed_sample, seed, epoch, index):
+    """Random erasing draws from a generator that goes on from one sample of the worker to the next, equally seeded on
+    all ranks: a sample's rectangle depends on how many the rank has read before."""
+    seed_sample(seed, epoch, next(_reads) if ranks() > 1 else index)
+
+
+@FAULTS.add(
+    "augmentation by place",
+    "invented: a seed by the place in the batch",
+    augmented("augment: trivial"),
+    "paddle_dp.data.sample:InProcess.__init__",
+)
+def augmented_by_the_place_in_the_share(init, reader, dataset, *options):
+    """TrivialAugment is seeded by the place of a sample in the rank's share, and not in the global batch."""
+    init(reader, dataset, *options)
+    read = reader._read
+
+    def by_place(dataset, indices, seed, epoch):
+        from paddle_dp.data.sample import raw_sample, seed_sample
+
+        samples = []
+        for place, index in enumerate(indices.tolist()):
+            seed_sample(seed, epoch, place if ranks() > 1 else index)
+            samples.append(raw_sample(dataset, index))
+        inputs, targets = zip(*samples, strict=True)
+        return np.stack(inputs), np.stack(targets)
+
+    reader._read = by_place if not hasattr(dataset, "take") else read
