@@ -118,7 +118,8 @@ class TrainerBuilder:
             )
         shuffle = s.shuffle and not is_in_order(dataset)
         cutting = {"drop_last": s.drop_last, "micro_batches": s.requested.train.micro_batches}
-        return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, **cutting)
+        ramp = s.requested.train.batch_ramp
+        return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, ramp=ramp, **cutting)
 
     @cached_property
     def test_loader(self) -> Loader | None:
@@ -157,7 +158,7 @@ class TrainerBuilder:
     @property
     def total_steps(self) -> int:
         """The number of updates of the whole training; 0 if only `fit` will get a length."""
-        return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
+        return self.train_loader.sampler.updates(self.setup.length) if self.setup.length else 0
 
     def learner(self) -> Learner:
         """The placed task, to load a checkpoint into: only an adapter's base weights are loaded. Afterwards ranks draw

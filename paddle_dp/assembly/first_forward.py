@@ -54,7 +54,9 @@ def tried(recipe: Recipe) -> list[str]:
     from paddle_dp.train.evaluate import names_of_numbers
 
     model = built_without_memory(partial(recipe.build_model))
-    small = replace(recipe.train, batch=2, micro_batches=1, device="cpu", compile=False)
+    small = replace(
+        recipe.train, batch=2, batch_ramp=None, micro_batches=1, device="cpu", compile=False
+    )  # fmt: skip
     single = read_part("strategies", {"use": "single"})
     every = replace(recipe.evaluation, batch=None)
     alone = recipe.model_copy(update={"train": small, "evaluation": every, "strategy": single, "load": None})

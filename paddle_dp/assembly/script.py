@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
@@ -36,6 +37,7 @@ from paddle_dp.part import (
 from paddle_dp.part.call import config_of, validate_callable
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import (
+    BatchRamp,
     Ema,
     EvaluationSettings,
     Guard,
@@ -49,7 +51,7 @@ from paddle_dp.recipe import (
     check_turns,
 )
 from paddle_dp.recipe.folder import claim, move_aside
-from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
+from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision, refuse_epochs
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.training_state import TrainingState
@@ -90,6 +92,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     test: Dataset | None = None,
     length: Length | str | None = None,
     micro_batches: int = 1,
+    batch_ramp: BatchRamp | Mapping[str, Any] | None = None,
     drop_last: bool = False,
     schedule: paddle.optimizer.lr.LRScheduler | NameOrSettings | None = None,
     precision: Precision | NameOrSettings = "float32",
@@ -120,6 +123,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     Args:
         train, test: data sets with `len(d)` and `d[i] → (input, target)`.
         batch: the global batch, in samples; `micro_batches` cuts it into passes, one after the other.
+        batch_ramp: smaller batches to begin with, {"start": 64, "increment": 64, "every": "100 steps"}.
         reading: `each` rank reads them, or `scatter`: rank 0 reads for all (docs/parallelism.md). Then the other
             ranks' arguments are ignored, and may be anything but None.
         loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
@@ -163,6 +167,9 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         length=str(_UNKNOWN_LENGTH if length is None else length),
         batch=batch,
         micro_batches=micro_batches,
+        batch_ramp=TypeAdapter(BatchRamp).dump_python(batch_ramp, mode="json")
+        if isinstance(batch_ramp, BatchRamp)
+        else batch_ramp,
         drop_last=drop_last,
         seed=seed,
         dropout=dropout,
@@ -198,7 +205,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             model=model,
             loss=loss_function,
             optimizer=_optimizer_of_turns(turn_settings, update) or _optimizer(optimizer),
-            schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
+            schedule=_schedule(schedule, steps, steps_per_epoch, settings),
             precision=settings.precision,
             dropout=settings.dropout,
             base=base,
@@ -371,8 +378,9 @@ def _optimizer(value: Any) -> Any:
     return _read_named("optimizers", value).build if isinstance(value, (str, Mapping)) else value
 
 
-def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
-    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known."""
+def _schedule(value: Any, steps: int, steps_per_epoch: int, train: Train) -> Any:
+    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known, and
+    for lengths in epochs under a batch_ramp."""
     if not isinstance(value, (str, Mapping)):
         return value
     config = _read_named("schedules", value)
@@ -380,7 +388,12 @@ def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
         raise UsageError(
             f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
-    return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
+    if train.batch_ramp is not None:
+        try:
+            refuse_epochs(config.config)
+        except ValueError as error:
+            raise UsageError(f"Trainer.of.{error}") from None
+    return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=train.batch)
 
 
 def _settings(kind: type[S], value: Any, key: str) -> S:

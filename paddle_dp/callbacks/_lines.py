@@ -36,9 +36,10 @@ _WAITING = 0.1  # share of time spent waiting for data from which on the line sh
 def start(run: Run, progress: Progress, total_steps: int) -> str:
     """The first line: the run's name, length, ranks and device, and changes."""
     mesh, sampler = run.mesh, run.train_loader.sampler
-    epochs = total_steps / max(run.steps_per_epoch, 1)
+    epochs = sampler.epochs(total_steps)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
-    length = f"{plural(total_steps, 'step')} of {sampler.batch} samples ({in_epochs})"
+    batches = f"{sampler.ramp.start} to {sampler.batch}" if sampler.ramp else str(sampler.batch)
+    length = f"{plural(total_steps, 'step')} of {batches} samples ({in_epochs})"
     text = f"{run.name}: {length} on {ranks(run)}, {mesh.displayed_device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     if mesh.ranks == 1 and run.recipe is not None and run.recipe.strategy.config.not_promised(run.recipe):

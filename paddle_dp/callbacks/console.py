@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from paddle_dp.units import Every
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+    from paddle_dp.data import Sampler
     from paddle_dp.train.callback import StepMeasurement
 
 
@@ -32,9 +34,15 @@ _LEFT = "1:02:03 left"
 class Bar:
     """A bar on `screen`, a terminal; its rest is hidden, and lines printed with `print_line` stay above it."""
 
-    def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
+    def __init__(
+        self, screen: TextIO, steps_per_epoch: int, total_steps: int, sampler: Sampler | None = None
+    ):
+        """`sampler`: where epochs have unequal numbers of steps."""
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
+        if sampler is not None:
+            self.epochs = math.ceil(sampler.epochs(total_steps))
+        self._sampler = sampler
         self._rich = self._make()
         self._task = self._rich.add_task("", total=self.steps_per_epoch, text="", left="")
         self._began: tuple[float, int] | None = None
@@ -52,6 +60,7 @@ class Bar:
         self._rich.update(
             self._task,
             completed=progress.batch,
+            total=self._sampler.batches_of(progress.epoch) if self._sampler else self.steps_per_epoch,
             description=self._epoch(progress.epoch + 1),
             text=_lines.short(metrics, self._room()),
             left=f"{_lines.duration(self._left(now, progress.step))} left",
@@ -238,7 +247,9 @@ class Console(Callback):
         screen = terminal()
         if screen is None:
             return [Lines()]
-        bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps)
+        sampler = self.run.train_loader.sampler
+        ramped = sampler if sampler.ramp else None
+        bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps, ramped)
         # With a terminal from the launcher, stdout is a log file, which gets the lines, too.
         return [bar] if screen is sys.stdout else [bar, Lines()]
 

@@ -96,7 +96,7 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """The number of global batches per epoch."""
+        """The number of global batches per epoch; with a ramp, of one after it."""
         return self.sampler.batches
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -104,9 +104,9 @@ class Loader:
 
         On an accelerator the next batch is read and its copy started before the current one is returned.
         """
-        if epoch < 0 or not 0 <= start <= self.batches:
-            raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
-        return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, self.batches)))
+        if epoch < 0 or not 0 <= start <= (batches := self.sampler.batches_of(epoch)):
+            raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {batches}")
+        return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, batches)))
 
     def read_shares(self, epoch: int, shares: Iterator[tuple[int, int]]) -> Iterator[Batch]:
         """Yields the batches of `shares`, (global batch, dp_rank), for any data rank.
@@ -136,7 +136,7 @@ class Loader:
             if (arrays := next(source, None)) is None:
                 return
             k, sampler = begun_shares.popleft()
-            size = sampler.size(k)
+            size = sampler.size(k, epoch)
             micro_batches = tuple(
                 MicroBatch(
                     mapped(copy, inputs),

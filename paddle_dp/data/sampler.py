@@ -1,7 +1,8 @@
 """Assigns every sample of an epoch to exactly one rank, computed from (seed, epoch, dp_rank, dp_size).
 
     order of an epoch         a permutation that depends on seed and epoch only, or the data set's `epoch_order`
-    global batch k            the k-th run of `batch` samples of that order, on any number of ranks
+    global batch k            the k-th run of `batch` samples of that order, on any number of ranks; of fewer samples in
+                              the first updates under a ramp (data/ramp.py)
     micro-batch j of it       the j-th of `micro_batches` consecutive slices, on any number of ranks
     a data rank's slice       dp_rank's slice of that micro-batch; sizes differ by one sample at most, may be 0
 
@@ -12,12 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paddle_dp.data.ramp import RampedEpochs, ramped_epochs
 from paddle_dp.errors import DataError
+from paddle_dp.units import Length
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe.schema import BatchRamp
 
 Indices = NDArray[np.int64]
 
@@ -29,7 +35,7 @@ def cut(things: int, number: int, count: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
-    """See `Sampler.cuts`. An epoch has at most two batch sizes, so the cache makes this free."""
+    """See `Sampler.cuts`. An epoch has few batch sizes, so the cache makes this free."""
     cuts: list[tuple[int, int]] = []
     for micro_batch in range(micro_batches if dp_rank >= 0 else 0):
         start, stop = cut(size, micro_batch, micro_batches)
@@ -128,6 +134,8 @@ class Sampler:
     by class. Without `shuffle` only."""
     epoch_orders: EpochOrders | None = None
     """The order of each epoch under `shuffle`, of a data set that states it; else a permutation."""
+    ramp: BatchRamp | None = None
+    """Global batches of the first updates are smaller (data/ramp.py)."""
 
     def __post_init__(self) -> None:
         counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
@@ -148,8 +156,42 @@ class Sampler:
 
     @property
     def batches(self) -> int:
-        """The number of global batches per epoch."""
+        """The number of global batches per epoch; with a ramp, of one after it."""
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    def batches_of(self, epoch: int) -> int:
+        """The number of global batches of this epoch."""
+        return self.batches if (bounds := self._bounds(epoch)) is None else len(bounds) - 1
+
+    def position(self, update: int) -> tuple[int, int]:
+        """The epoch and the global batch in it of an update, counted from 0."""
+        epoch, before = (0, 0) if self._ramped is None else self._ramped.epoch_of(update)
+        if self._bounds(epoch) is not None:
+            return epoch, update - before
+        more, k = divmod(update - before, self.batches)
+        return epoch + more, k
+
+    def updates(self, length: Length) -> int:
+        """The number of updates of the first `length` of a training."""
+        if self._ramped is None or length.unit == "steps":
+            return length.steps(self.batches)
+        epochs = int(length.count)
+        part = round((length.count - epochs) * self.batches_of(epochs))
+        return sum(map(self.batches_of, range(epochs))) + part
+
+    def epochs(self, updates: int) -> float:
+        """The number of epochs in the first `updates` of a training."""
+        epoch, k = self.position(updates)
+        return epoch + k / self.batches_of(epoch)
+
+    @property
+    def _ramped(self) -> RampedEpochs | None:
+        if self.ramp is None:
+            return None
+        return ramped_epochs(self.samples, self.batch, self.ramp, self.drop_last)
+
+    def _bounds(self, epoch: int) -> Indices | None:
+        return None if self._ramped is None else self._ramped.bounds(epoch)
 
     @property
     def available(self) -> int:
@@ -159,7 +201,8 @@ class Sampler:
     @property
     def rows(self) -> int:
         """The largest number of samples, dummies included, that this data rank reads for one global batch."""
-        sizes = {self.size(0), self.size(self.batches - 1)}
+        full = replace(self, ramp=None)  # slices of the first and the last data rank grow with the batch
+        sizes = {full.size(0), full.size(full.batches - 1)}
         more = int(self.with_previous)
         return max(sum(max(stop - start, 1) + more for start, stop in self.cuts(size)) for size in sizes)
 
@@ -168,11 +211,21 @@ class Sampler:
         """The largest `rows` of all data ranks."""
         return max(replace(self, dp_rank=dp_rank).rows for dp_rank in (0, self.dp_size - 1))
 
-    def size(self, k: int) -> int:
-        """The number of samples of global batch `k`: `batch`, or the remainder for the last one."""
-        if not 0 <= k < self.batches:
-            raise IndexError(f"global batch {k}: an epoch has batches 0 to {self.batches - 1}")
-        return min(self.batch, self.samples - k * self.batch)
+    def size(self, k: int, epoch: int | None = None) -> int:
+        """The number of samples of global batch `k`: `batch`, or the remainder for the last one. With a ramp it depends
+        on the epoch, too."""
+        if self.ramp is not None and epoch is None:
+            raise ValueError(f"global batch {k}: its size depends on the epoch (train.batch_ramp)")
+        start, stop = self._span(epoch or 0, k)
+        return stop - start
+
+    def _span(self, epoch: int, k: int) -> tuple[int, int]:
+        """Where global batch `k` begins and ends in the order of the epoch."""
+        if not 0 <= k < (batches := self.batches_of(epoch)):
+            raise IndexError(f"global batch {k}: an epoch has batches 0 to {batches - 1}")
+        if (bounds := self._bounds(epoch)) is None:
+            return k * self.batch, min((k + 1) * self.batch, self.samples)
+        return int(bounds[k]), int(bounds[k + 1])
 
     def order(self, epoch: int) -> Indices:
         """All samples in this epoch's order, int64 [samples], read-only; depends on (seed, epoch) only. Raises
@@ -191,8 +244,8 @@ class Sampler:
 
     def global_batch(self, epoch: int, k: int) -> Indices:
         """The samples of global batch `k` on all ranks."""
-        size = self.size(k)
-        return self.order(epoch)[k * self.batch : k * self.batch + size]
+        start, stop = self._span(epoch, k)
+        return self.order(epoch)[start:stop]
 
     def local_batch(self, epoch: int, k: int) -> list[Indices]:
         """This data rank's samples of each micro-batch of global batch `k`; some may be empty."""

@@ -137,18 +137,22 @@ class Scatterer(BatchSource):
         packed: dict[int, list[memoryview]] = {}
         for rank, dp_rank in enumerate(self._dp_ranks[1:], start=1):
             if dp_rank not in packed:
-                slices = self._slices(micro_batches, dp_rank, k)
+                slices = self._slices(micro_batches, dp_rank, (epoch, k))
                 key = self._reads, epoch, k
                 packed[dp_rank] = pack(slices, key, _indices(self._samplers[dp_rank], epoch, k))
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
         # The source reuses its arrays for the next batch, so they are copied.
-        chunk = self._slices(micro_batches, self._dp_ranks[0], k)
+        chunk = self._slices(micro_batches, self._dp_ranks[0], (epoch, k))
         return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in chunk]
 
-    def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
-        """A data rank's part of each micro-batch; an empty part becomes a dummy, the first sample of the batch."""
-        size = self._global_sampler.size(k)
+    def _slices(
+        self, micro_batches: list[MicroArrays], dp_rank: int, position: tuple[int, int]
+    ) -> list[MicroArrays]:
+        """A data rank's part of each micro-batch of a global batch (`position`: epoch, number); an empty part
+        becomes a dummy, the first sample of the batch."""
+        epoch, k = position
+        size = self._global_sampler.size(k, epoch)
         slices: list[MicroArrays] = []
         cuts = zip(self._global_sampler.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
         for (first, _), (start, stop) in cuts:

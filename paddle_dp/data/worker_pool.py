@@ -127,7 +127,7 @@ class GlobalBatches(Pooled):
             # A rank without a sample computes with the batch's first one, so that it joins the collectives.
             slices = [
                 (slice(first, stop) if stop > first else slice(0, 1), stop - first)
-                for first, stop in sampler.cuts(sampler.size(k))
+                for first, stop in sampler.cuts(sampler.size(k, epoch))
             ]
             yield [(rows_of(inputs, rows), rows_of(targets, rows), count) for rows, count in slices]
 

@@ -37,7 +37,7 @@ from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
-from paddle_dp.recipe import Ema, EvaluationSettings, Guard, Mix, Recipe, TurnSettings
+from paddle_dp.recipe import BatchRamp, Ema, EvaluationSettings, Guard, Mix, Recipe, TurnSettings
 from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
@@ -260,7 +260,7 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     train = {
         "length": setup.length and str(setup.length), "batch": setup.batch,
         "micro_batches": requested.train.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
-        "seed": setup.seed,
+        "seed": setup.seed, "batch_ramp": requested.train.batch_ramp and _as_texts(requested.train.batch_ramp),
     }  # fmt: skip
     settings = {
         "strategy": requested.strategy.settings, "train": train, "guard": _as_texts(requested.guard),
@@ -274,7 +274,7 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
 
 
 def _as_texts(
-    settings: Guard | Ema | Mix | EvaluationSettings | TurnSettings | None,
+    settings: Guard | Ema | Mix | EvaluationSettings | BatchRamp | TurnSettings | None,
 ) -> dict[str, str | None] | None:
     values = {} if settings is None else vars(settings)
     return {name: None if value is None else str(value) for name, value in values.items()} or None

@@ -95,7 +95,7 @@ def identity(
         for split, loader in loaders.items()
         if loader is not None
     }
-    steps = setup.length.steps(loaders["train"].batches) if setup.length and loaders["train"] else 0
+    steps = loaders["train"].sampler.updates(setup.length) if setup.length and loaders["train"] else 0
     rates = _rates(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
     return RunSignature(
         facts={**packages(mesh), **threads(mesh), **_described(setup, task)}, data=data, rates=rates

@@ -79,7 +79,7 @@ val_batch_size validation_batch_size      | torch, timm      | evaluation.batch 
 max_eval_samples limit_val_batches eval_iters test_iters max_evaluate_steps | HF, Lightning, Megatron, PaddleNLP | evaluation.samples | a number of samples, spread over the data set
 gradient_accumulation_steps accumulate_grad_batches update_freq accum_grad accumulation_steps grad_accum | HF, Lightning, PaddleClas | train.micro_batches | {_PARTS}
 micro_batch_size local_batch_size         | Megatron, fleet, torchtitan | train.micro_batches | a number of parts; theirs is the size of one, which splits global_batch_size: train.micro_batches is global_batch_size / (theirs × data-parallel ranks). Without a global batch, train.batch is theirs × data-parallel ranks × accumulate_steps
-rampup_batch_size                         | Megatron         | -                      | train.batch stays the same for the whole training
+rampup_batch_size                         | Megatron         | train.batch_ramp       | {start: 64, increment: 64, every: 100 steps}; theirs counts samples, ours updates
 accumulate_steps                          | fleet            | train.micro_batches    | both split the batch
 k_steps gradient_merge                    | fleet            | train.micro_batches    | {_MERGE}
 eval_accumulation_steps                   | HF               | -                      | held-out scores are sums, which take no memory

@@ -6,6 +6,7 @@ settings of a single part; `train/` turns a recipe into a trainer.
 
 from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.schema import (
+    BatchRamp,
     Ema,
     EvaluationSettings,
     Guard,
@@ -22,6 +23,7 @@ from paddle_dp.recipe.schema import (
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
+    "BatchRamp",
     "Ema",
     "EvaluationSettings",
     "Guard",

@@ -79,7 +79,9 @@ def _may_have_loss(recipe: Recipe) -> bool:
 def in_short(recipe: Recipe) -> str:
     """ "mlp on digits, adamw, data_parallel: 12 epochs of batches of 64"."""
     names = f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
-    return f"{names}: {recipe.train.length} in batches of {recipe.train.batch}"
+    train = recipe.train
+    growing = f"{train.batch_ramp.start} to " if train.batch_ramp else ""
+    return f"{names}: {train.length} in batches of {growing}{train.batch}"
 
 
 def _not_compared(recipe: Recipe) -> Iterator[str]:

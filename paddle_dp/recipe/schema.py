@@ -132,6 +132,27 @@ def _or_text(example: str) -> WithJsonSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchRamp:
+    """A global batch that grows to `train.batch`: Megatron's `--rampup-batch-size`, by updates."""
+
+    start: Positive
+    """Samples of the first update, over all ranks; fewer than `train.batch`."""
+
+    increment: Positive
+    """By how many samples the batch grows each time; the last time by no more than reaches `train.batch`."""
+
+    every: EverySteps
+    """How many updates have the same batch before it grows."""
+
+    def __post_init__(self) -> None:
+        check_steps(every=self.every)
+
+    def size(self, update: int, batch: int) -> int:
+        """Samples of update number `update`, from 0, in a training that grows to `batch`."""
+        return min(batch, self.start + self.increment * (update // int(self.every.count)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """The training. `batch` is the global batch on any number of ranks; `micro_batches` computes it in parts."""
 
@@ -141,6 +162,11 @@ class Train:
     batch: Annotated[Positive, BeforeValidator(_global_number), _or_text("32 per rank")]
     """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks. `32 per rank`
     (of the data axis) is resolved when a training begins: the run's recipe has the number over all."""
+
+    batch_ramp: BatchRamp | None = None
+    """Begin with smaller batches: `{start: 64, increment: 64, every: 100 steps}` takes 64 samples in each of the first
+    100 updates, 128 in the next, up to `batch`. Schedules stay functions of the update, and take their lengths in
+    steps."""
 
     micro_batches: Annotated[Positive, BeforeValidator(_global_number), _or_text("auto")] = 1
     """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the same,
@@ -182,6 +208,29 @@ class Train:
             raise ValueError(
                 f"micro_batches: a batch of {self.batch} cannot be cut into {self.micro_batches}: some would be empty"
             )
+        if (ramp := self.batch_ramp) is None:
+            return
+        if ramp.start >= self.batch:
+            raise ValueError(
+                f"batch_ramp: it begins with {ramp.start} samples, and batch is {self.batch}: begin with fewer, or "
+                "leave it out"
+            )
+        if self.micro_batches > ramp.start:
+            raise ValueError(
+                f"micro_batches: the first batches, of {ramp.start} samples (batch_ramp.start), cannot be cut into "
+                f"{self.micro_batches}: some would be empty"
+            )
+
+
+def refuse_epochs(schedule: Any) -> None:
+    """Raises ValueError for a schedule with a length in epochs, but for how often it evaluates."""
+    for name, value in vars(schedule).items():
+        for length in value if isinstance(value, tuple) else (value,):
+            if type(length) is Length and length.unit == "epochs" and length.count:
+                raise ValueError(
+                    f"schedule.{name}: '{length}' has no fixed number of updates while the batch grows "
+                    "(train.batch_ramp): write it in steps"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,6 +519,14 @@ class Recipe(BaseModel):
 
     output_dir: str | None = None
     """The run's folder; `runs/<name>` by default."""
+
+    @model_validator(mode="after")
+    def _lengths_fit_the_ramp(self) -> Recipe:
+        """Under train.batch_ramp epochs have unequal numbers of updates, and a schedule counts updates."""
+        schedule = getattr(self, "schedule", None)
+        if self.train.batch_ramp is not None and schedule is not None:
+            refuse_epochs(schedule.config)
+        return self
 
     @model_validator(mode="after")
     def _groups_fit(self, info: ValidationInfo) -> Recipe:

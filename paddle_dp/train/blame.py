@@ -129,9 +129,8 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
         if time.monotonic() > end:
             return []
         with restoring_globals():
-            inputs, targets = read_samples(
-                loader.dataset, indices, loader.sampler.seed, (step - 1) // loader.batches
-            )
+            epoch, _ = loader.sampler.position(step - 1)
+            inputs, targets = read_samples(loader.dataset, indices, loader.sampler.seed, epoch)
         for array_name, array in _named_arrays(inputs, targets):
             row = _first_row(array)
             if row is not None:
@@ -150,7 +149,7 @@ def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
     if loader.reads is None:
         return
     for step in steps:
-        epoch, batch = divmod(step - 1, loader.batches)
+        epoch, batch = loader.sampler.position(step - 1)
         for indices in loader.reads.local_batch(epoch, batch):
             if len(indices):
                 yield step, indices

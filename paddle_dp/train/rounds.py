@@ -259,7 +259,8 @@ class RoundDriver:
     def _next_meeting(self) -> int:
         """The number of global batches of this epoch after which the ranks meet next."""
         batch, step = self._training.progress.batch, self._training.progress.step
-        last = min(self._training.loader.batches, batch + self._training.total_steps - step)
+        batches = self._training.loader.sampler.batches_of(self._training.progress.epoch)
+        last = min(batches, batch + self._training.total_steps - step)
         for steps in range(1, last - batch):
             if self._meets_after(step + steps):
                 return batch + steps
@@ -311,7 +312,8 @@ class RoundDriver:
         self._speed = {}
 
     def _count(self, number: int) -> None:
-        self._training.meter.add(self._training.loader.sampler.size(number), self._waited)
+        size = self._training.loader.sampler.size(number, self._training.progress.epoch)
+        self._training.meter.add(size, self._waited)
         self._waited = 0.0
 
     def _pass(self, claims: WorkQueue, met: bool = False) -> None:
@@ -321,7 +323,8 @@ class RoundDriver:
         number, step = training.progress.batch, training.progress.step + 1
         due = training.callbacks.due_at_step(step, step >= training.total_steps)
         due = [callback for callback in due if met or callback.reads]
-        rate, size = training.learner.optimizer.get_lr(), training.loader.sampler.size(number)
+        rate = training.learner.optimizer.get_lr()
+        size = training.loader.sampler.size(number, training.progress.epoch)
         training.learner.rate.step()
         training.progress = training.progress.advance(size)
         heartbeat.step = training.progress.step

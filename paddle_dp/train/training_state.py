@@ -140,7 +140,10 @@ class TrainingState:
 
     def end_epoch(self) -> None:
         """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""
-        if self.progress.batch >= self.loader.batches and not self.interrupted:
+        if (
+            self.progress.batch >= self.loader.sampler.batches_of(self.progress.epoch)
+            and not self.interrupted
+        ):
             self.progress = self.progress.next_epoch()
             if self.plateau is not None and self.plateau.every.due_at_epoch(self.progress.epoch):
                 self.evaluate_for_schedule(self.plateau)

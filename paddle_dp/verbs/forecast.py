@@ -116,8 +116,9 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe, layout))
     memories = rank_memories(blocks, layout)
     need, allowed = 0.0, f"{LOAD:.0%} of the {amount(limit)} that a rank has"
-    batch = recipe.train.batch
-    for divisor in (n for n in range(1, max(batch // layout.degrees.dp_size, 1) + 1) if batch % n == 0):
+    batch, ramp = recipe.train.batch, recipe.train.batch_ramp
+    most = min(max(batch // layout.degrees.dp_size, 1), ramp.start if ramp else batch)
+    for divisor in (n for n in range(1, most + 1) if batch % n == 0):
         candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=divisor)})
         sizes = [(m, activations(candidate, layout, blocks, m)) for m in memories]
         if all(size is None for _, size in sizes):

@@ -181,7 +181,10 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ),
         ("train.min_lr_factor=0.1", r"schedule\.floor \(both are a share of the peak rate"),
         ("train.use_distributed_optimizer=true", r"sharding: N, sharding_stage: 1}"),
-        ("train.rampup_batch_size=8", "stays the same for the whole training"),
+        (
+            "train.rampup_batch_size=8",
+            r"train\.batch_ramp \({start: 64, .* theirs counts samples, ours updates",
+        ),
         ("train.split=949", r"dataset\.held_out \(a share of the files"),
         ("train.fuse_grad_size_in_MB=32", r"strategy\.comm_buffer_size \(with its unit"),
         ("train.fp16_allreduce=true", r"strategy\.compress \(of strategy data_parallel: float16"),

@@ -89,7 +89,7 @@ callbacks: [{use: metrics, every: 5}]
         "tiny.yaml:11: train.micro_batches: 0 is less than 1",
         "tiny.yaml:12: a recipe has no setting 'colour'. It takes adapter, callbacks, dataset, ema, evaluation, g",
         "tiny.yaml:13: callbacks.metrics.every: '5' has no unit: write a quantity like '50 steps' (units: ",
-        "override 'train.sead=1': train has no setting 'sead'. Did you mean 'seed'? It takes batch, compile, device, ",
+        "override 'train.sead=1': train has no setting 'sead'. Did you mean 'seed'? It takes batch, batch_ramp, compi",
         "override 'optimizer.decay_all=1': optimizer.decay_all: 1 is not true or false",
     ]
     assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins

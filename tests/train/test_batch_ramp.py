@@ -1,0 +1,102 @@
+"""A training whose batch grows: one process's on other numbers of ranks, through a resume in the midst of the ramp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+SIZES = [4, 4, 7, 7, 10, 10, 1, 13, 16, 14, 16, 16, 11]  # an epoch has 43 samples
+
+
+class Points:
+    """43 points of three classes, with noise that is drawn anew in each epoch."""
+
+    def __len__(self) -> int:
+        return 43
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
+        return (np.eye(5)[i % 5] * (1 + i / 43) + 0.1 * np.random.standard_normal(5)).astype(
+            "float32"
+        ), np.int64(i % 3)
+
+
+def trained(folder: str, length: str, resume: bool, **more: Any) -> dict[str, Any]:
+    """In every rank: losses, rates and samples of each update, the epochs that ended, the weights."""
+    import paddle
+    from paddle import nn
+
+    from paddle_dp import Callback, Trainer
+    from paddle_dp.mesh import join
+
+    class Numbers(Callback):
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+            self.samples: list[int] = []
+            self.epochs: list[int] = []
+
+        def step(self, moment: Any) -> None:
+            self.losses.append(moment.numbers["loss"])
+            self.samples.append(moment.progress.samples)
+
+        def epoch(self, moment: Any) -> None:
+            self.epochs.append(moment.progress.step)
+
+    join(seed=3)
+    paddle.seed(3)
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
+    numbers = Numbers()
+    more = {"batch_ramp": {"start": 4, "increment": 3, "every": "2 steps"}, **more}
+    trainer = Trainer.of(
+        model=model, train=Points(), batch=16, micro_batches=2, length="3 epochs", seed=7, folder=folder,
+        loss={"use": "cross_entropy"},
+        optimizer={"use": "adamw"}, schedule={"use": "cosine", "learning_rate": 0.05, "warmup": "3 steps"},
+        resume=resume, callbacks=[numbers, {"use": "checkpoint", "every": "1 step", "keep": 20}], **more,
+    )  # fmt: skip
+    trainer.fit(length)
+    weights = [parameter.numpy() for parameter in model.parameters()]
+    return {
+        "losses": numbers.losses, "samples": numbers.samples, "epochs": numbers.epochs, "weights": weights,
+        "total": trainer.run.total_steps,
+    }  # fmt: skip
+
+
+def same(some: dict[str, Any], alone: dict[str, Any], first: int = 0) -> None:
+    np.testing.assert_allclose(some["losses"], alone["losses"][first:], rtol=1e-5, atol=1e-6)
+    assert some["samples"] == alone["samples"][first:]
+
+
+def test_other_ranks_go_on_in_the_midst_of_the_ramp(tmp_path: Path) -> None:
+    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "3 epochs", False)
+    assert alone["samples"] == np.cumsum(SIZES).tolist() and alone["epochs"] == [7, 10, 13]
+    assert alone["total"] == 13
+    (begun,) = run_ranks(trained, 1, str(tmp_path / "2"), "5 steps", False)
+    assert begun["losses"] == alone["losses"][:5]
+    same(run_ranks(trained, 2, str(tmp_path / "2"), "3 epochs", True)[0], alone, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [{"loader": {"num_workers": 2}}, {"reading": "scatter"}])
+def test_a_resume_on_two_ranks_is_bit_equal(tmp_path: Path, more: dict[str, Any]) -> None:
+    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "3 epochs", False)
+    (two, _) = run_ranks(trained, 2, str(tmp_path / "2"), "3 epochs", False, **more)
+    same(two, alone)
+    same(run_ranks(trained, 3, str(tmp_path / "3"), "3 epochs", False, **more)[0], alone)
+    for stop in (1, 7, 8, 11):  # after an update, at an epoch's end, in the second epoch, after the ramp
+        folder = str(tmp_path / f"stopped{stop}")
+        run_ranks(trained, 2, folder, f"{stop} steps", False, **more)
+        resumed = run_ranks(trained, 2, folder, "3 epochs", True, **more)[0]
+        assert resumed["losses"] == two["losses"][stop:] and resumed["weights"] == two["weights"]
+
+
+def test_another_ramp_is_another_training(tmp_path: Path) -> None:
+    from paddle_dp.errors import UsageError
+
+    trained(str(tmp_path), "2 steps", False)
+    other = {"start": 4, "increment": 3, "every": "3 steps"}
+    with pytest.raises(UsageError, match=r"train\.batch_ramp\.every was 2 steps and is 3 steps"):
+        trained(str(tmp_path), "2 steps", True, batch_ramp=other)
