@@ -172,7 +172,8 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings)
     train = "train." if setup.recipe else ""
     values = {"samples": now.data["train"]["samples"], "batch": setup.batch, "seed": setup.seed}
     names = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
-    before = saved["data"]
+    ramp, before = setup.requested.train.batch_ramp, {"ramp": None, **saved["data"]}
+    values["ramp"], names["ramp"] = ramp and str(ramp), f"{train}batch_ramp"
     return [
         RunChange(names[key], before[key], values[key], NEVER) for key in names if before[key] != values[key]
     ]
@@ -223,6 +224,7 @@ def _settings(
             are_same(was, value)
             or key.partition(".")[0] in compared_elsewhere
             or key in ("train.batch", "train.seed")
+            or key.startswith("train.batch_ramp")
         ):
             continue
         if _ABSENT in (was, value) and (not same_version or key.startswith(MODULE_PREFIX)):

@@ -147,6 +147,9 @@ class BatchRamp:
     def __post_init__(self) -> None:
         check_steps(every=self.every)
 
+    def __str__(self) -> str:
+        return f"{{start: {self.start}, increment: {self.increment}, every: {self.every}}}"
+
     def size(self, update: int, batch: int) -> int:
         """Samples of update number `update`, from 0, in a training that grows to `batch`."""
         return min(batch, self.start + self.increment * (update // int(self.every.count)))

@@ -179,6 +179,7 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
             "samples": loader.sampler.samples,
             "batch": loader.sampler.batch,
             "seed": loader.sampler.seed,
+            "ramp": loader.sampler.ramp and str(loader.sampler.ramp),
         },
         "ranks": learner.mesh.ranks,
         "axes": learner.mesh.axes.as_dict(),

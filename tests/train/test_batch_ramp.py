@@ -98,5 +98,8 @@ def test_another_ramp_is_another_training(tmp_path: Path) -> None:
 
     trained(str(tmp_path), "2 steps", False)
     other = {"start": 4, "increment": 3, "every": "3 steps"}
-    with pytest.raises(UsageError, match=r"train\.batch_ramp\.every was 2 steps and is 3 steps"):
+    sentence = r"batch_ramp was \{start: 4, increment: 3, every: 2 steps\} and is \{.*every: 3 steps\}"
+    with pytest.raises(UsageError, match=sentence):
         trained(str(tmp_path), "2 steps", True, batch_ramp=other)
+    with pytest.raises(UsageError, match=r"batch_ramp was .* and is (null|None)"):
+        trained(str(tmp_path), "2 steps", True, batch_ramp=None)
