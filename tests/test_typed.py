@@ -75,7 +75,9 @@ def test_a_command_of_a_page_can_be_typed(page: Path, words: list[str]) -> None:
     path = ROOT / str(recipe) if (ROOT / str(recipe)).is_file() else shipped(str(recipe))
     if path is not None:  # else it is a file of the page
         settings = [
-            word for word in typed["overrides"] or () if not re.search(r"mine\.|wire\.|/|from:|^load\.", word)
+            word
+            for word in typed.get("overrides") or ()
+            if not re.search(r"mine\.|wire\.|/|from:|^load\.", word)
         ]
         read_recipe(path, settings, tries=False)
 

@@ -113,6 +113,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "verbs": (1680, "verbs/* export/*"),
     "cluster": (350, "cluster/*"),
+    "sweep": (1300, "sweep/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
     "assembly": (800, "assembly/* train/run.py"),
     "gallery": (450, "train/gallery.py callbacks/_gallery.py callbacks/samples.py"),

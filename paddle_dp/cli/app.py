@@ -16,6 +16,7 @@ from paddle_dp.cli.proofs import audit, certificate, verify
 from paddle_dp.cli.recipes import check, doctor, import_, new, parts, plan, schema
 from paddle_dp.cli.runs import compare, dashboard, export, generate, merge, predict, report, why
 from paddle_dp.cli.scale import scale
+from paddle_dp.cli.sweeps import sweep
 from paddle_dp.cli.training import cluster, evaluate, launch, train
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
@@ -23,6 +24,7 @@ from paddle_dp.launch.steady import open_standard_files
 # In the order of --help.
 VERBS = (
     train,
+    sweep,
     why,
     report,
     compare,

@@ -1,0 +1,64 @@
+"""The verb that trains one recipe under many settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paddle_dp.cli.options import OutputDir, RecipeFile, require
+
+
+def sweep(
+    recipe: RecipeFile,
+    axes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUES…",
+            help="Settings to search: KEY=[a, b], uniform(a, b), loguniform(a, b), int(a, b) or logint(a, b). A plain "
+            "KEY=VALUE is for all trials.",
+        ),
+    ],
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Trainings in all; fewer if there are fewer settings.")
+    ] = 20,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Trials at a time.")] = 1,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes of each trial.")] = 1,
+    score: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The number of the evaluations to improve, such as acc1 or loss; without it, "
+            "callbacks.checkpoint.best.",
+        ),
+    ] = "",
+    search: Annotated[
+        str,
+        typer.Option(metavar="tpe|random", help="How settings are drawn: from the results, or at random."),
+    ] = "tpe",
+    prune: Annotated[
+        str,
+        typer.Option(
+            metavar="median|none", help="End a trial early that is worse than the median of others, or none."
+        ),
+    ] = "median",
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equal settings.")] = 0,
+    output_dir: OutputDir = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a sweep that was stopped or killed.")
+    ] = False,
+) -> None:
+    """Train a recipe under many settings, and compare the trials (docs/how-to/sweep.md).
+
+    Every setting is checked before the first trial starts. Each trial is a run in the sweep's folder,
+    runs/<name>.sweep. At the end there are a table, a picture, and a page that compares the trials.
+    """
+    require("sweep", "sweep", "optuna")
+    from paddle_dp.sweep.request import SweepRequest
+    from paddle_dp.sweep.sweep import run
+
+    request = SweepRequest(
+        recipe=recipe, texts=tuple(axes), folder=output_dir, trials=trials, jobs=jobs, ranks=ranks, score=score,
+        seed=seed, search=search, prune=prune, resume=resume,
+    )  # fmt: skip
+    raise typer.Exit(run(request))
