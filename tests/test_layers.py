@@ -31,7 +31,7 @@ LAYERS: dict[str, float] = {
     "exchange": 3.5, "model": 3.5, "learner": 4, "axes": 4.5, "checks": 5, "identity": 5.5,
     "train": 6, "certificate": 6.5, "assembly": 7, "verbs": 7.5, "export": 7.5,
     "launch": 8, "launch.initial": 8, "launch.sized": 8,
-    "proof": 8.5, "audit": 8.5, "doctor": 8.5,  # a proof and an audit are made of jobs "sweep": 8,
+    "proof": 8.5, "audit": 8.5, "doctor": 8.5,  # a proof and an audit are made of jobs "sweep": 8, "ray": 8,
     "cli": 9,
     "__main__": 10,
     "": 0,  # the package itself: its version, and words that are loaded when they are used

@@ -19,7 +19,7 @@ from paddle_dp.launch.plan import RankDevices, plan_of
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.scores import smaller_is_better
-from paddle_dp.sweep.search import PRUNERS, SEARCHES, TrialRecord
+from paddle_dp.sweep.search import PRUNERS, SEARCHES, STUDY, TrialRecord
 from paddle_dp.sweep.space import Axis, Settings, all_settings, combinations, overrides, read_axes
 from paddle_dp.sweep.trial import folder_of, resume_point
 
@@ -239,6 +239,12 @@ def open_folder(plan: SweepPlan) -> None:
     claim(plan.folder, None)
     with replacing(path) as partial:
         partial.write_text(json.dumps(now, indent=1, ensure_ascii=False))
+
+
+def forget(plan: SweepPlan) -> None:
+    """Makes the folder free for another sweep."""
+    for name in (REQUEST, STUDY):
+        (plan.folder / name).unlink(missing_ok=True)
 
 
 def _text(value: Any) -> str:

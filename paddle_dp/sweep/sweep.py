@@ -13,7 +13,7 @@ from paddle_dp.launch import console
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.steady import steady_screen
 from paddle_dp.report.run_record import read_run
-from paddle_dp.sweep.request import SweepPlan, SweepRequest, open_folder, planned
+from paddle_dp.sweep.request import SweepPlan, SweepRequest, forget, open_folder, planned
 from paddle_dp.sweep.search import WARM_UP, SweepSearch, TrialRecord
 from paddle_dp.sweep.space import combinations, labels, shown
 from paddle_dp.sweep.trial import (
@@ -30,6 +30,7 @@ from paddle_dp.text import duration, plural
 
 STOPPED, USAGE = 75, 2  # exit statuses
 _POLL = 0.2  # seconds
+_MOST_CAUSE = 240  # characters of a failure in a trial's line; all of it is in its screen
 _HOPELESS = 3  # trials that fail, and none before them succeeded: the sweep ends
 
 
@@ -59,6 +60,7 @@ class Sweep:
     slots: dict[int, _Slot] = field(default_factory=dict)
     waiting: list[TrialRecord] = field(default_factory=list)
     hopeless: str = ""
+    is_mistake: bool = False  # the first trial was refused, as each other would be
 
     def run(self, signals: Signals) -> None:
         """Trains until all trials have ended, a signal asks to stop, or nothing but failures came of it."""
@@ -171,6 +173,7 @@ class Sweep:
                 f"{plural(failures, 'trial')} failed and none succeeded, so the sweep ends. What the last one printed "
                 f"is in {screen}."
             )
+            self.is_mistake = status == USAGE and not self.slots
             for slot in self.slots.values():
                 slot.reason = slot.reason or "interrupted"
                 slot.running.stop()
@@ -193,7 +196,8 @@ def result(plan: SweepPlan, record: TrialRecord) -> str:
     if record.state == "open":
         return "not finished"
     if record.score is None:
-        return f"failed: {facts.get('cause', '')}"
+        cause = str(facts.get("cause", ""))
+        return f"failed: {cause if len(cause) <= _MOST_CAUSE else cause[:_MOST_CAUSE] + '…'}"
     early = {"pruned": ", a loser, ended early", "stopped": ", stopped"}.get(record.state, "")
     return (
         f"{plan.score} {record.score:.4f} at step {facts.get('step')}{early} "
@@ -235,4 +239,6 @@ def _run(request: SweepRequest) -> int:
         return STOPPED
     if sweep.hopeless:
         console.write(sweep.hopeless)
+    if sweep.is_mistake:  # the command will be typed differently, and the folder has nothing to go on from
+        forget(plan)
     return 0 if any(record.score is not None for record in records) else 1

@@ -1,0 +1,282 @@
+"""A training on several machines of a Ray cluster: a placement group, an actor a node, and the job's end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import InstallError, UsageError
+from paddle_dp.launch import console
+from paddle_dp.launch.command import typed
+from paddle_dp.launch.network import free_port
+from paddle_dp.launch.processes import child_options, recorded_signals
+from paddle_dp.recipe import read_recipe
+from paddle_dp.report.run_record import read_run
+
+_LOOK = 1.0  # seconds between looks at the job and at signals
+_SECRET = "PADDLE_DP_SECRET"  # of the nodes' messages; each job has another one
+_LINES = 30  # of a node's screen, kept for the cause of its end
+USAGE = 2  # exit status for a mistake in the command
+LOST_NODE = 1  # exit status of a job of which an actor cannot be replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayResult:
+    """The end of a job.
+
+    `status`: as of `paddle-dp train`, 0 done, 75 stopped with a checkpoint. `cause`: the first cause of a failure, ""
+    without one. `replaced`: the nodes whose actors were started again.
+    """
+
+    status: int
+    cause: str
+    folder: Path
+    replaced: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class _Reply:
+    """How a node's process ended. `lost`: it did not, its actor was lost for good."""
+
+    status: int
+    cause: str
+    replaced: bool = False
+    lost: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayJob:
+    """A recipe on `nodes` machines of a Ray cluster, with `ranks` processes on each.
+
+    The recipe, its code and `output_dir` must have the same path on all machines. `cpus` and `gpus` are those of each
+    node; by default as many processors as ranks, and no GPU. Without `ranks` there is one for each GPU, or one.
+    `restarts`: how often the ranks, and each actor, may start again. `spread` demands different machines. `wait`:
+    seconds until the cluster must have room for all nodes.
+    """
+
+    recipe: str | Path
+    settings: Sequence[str] = ()
+    nodes: int = 2
+    ranks: int = 0
+    cpus: int = 0
+    gpus: int = 0
+    output_dir: str | Path | None = None
+    restarts: int = 3
+    resume: bool = False
+    spread: bool = True
+    wait: float = 300.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("ranks", 0), ("cpus", 0), ("gpus", 0), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"RayJob({name}={getattr(self, name)}): give {least} or more.")
+
+    @property
+    def ranks_of_node(self) -> int:
+        return self.ranks or self.gpus or 1
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The resources of each node, in Ray's words."""
+        gpus = {"GPU": float(self.gpus)} if self.gpus else {}
+        return {"CPU": float(self.cpus or self.ranks_of_node), **gpus}
+
+    def arguments(self, node: int, master: str, folder: Path) -> list[str]:
+        """The arguments of `paddle-dp` on a node. `master`: "HOST:PORT" of node 0."""
+        arguments = ["train", typed(Path(self.recipe).resolve()), *self.settings]
+        arguments += ["--ranks", str(self.ranks_of_node), "--output-dir", str(folder)]
+        arguments += ["--restarts", str(self.restarts)]
+        if self.nodes > 1:
+            arguments += ["--nodes", str(self.nodes), "--master", master, "--node-rank", str(node)]
+        return [*arguments, "--resume=newest"] if self.resume else arguments
+
+    def run(self) -> RayResult:
+        """Runs the job to its end. SIGINT or SIGTERM stops it with a checkpoint.
+
+        Raises UsageError for a recipe with mistakes, a layout that does not fit the ranks, or a cluster without room;
+        InstallError without Ray.
+        """
+        ray = _imported()
+        recipe = read_recipe(self.recipe, self.settings)
+        total = self.nodes * self.ranks_of_node
+        recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
+        folder = Path(self.output_dir or recipe.folder).absolute()
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", log_to_driver=True)
+            except ConnectionError:
+                raise UsageError(
+                    "No Ray cluster is running here: `ray start --head` starts one, `ray start --address HOST:PORT` "
+                    "on another machine joins it."
+                ) from None
+        from ray.util import placement_group, remove_placement_group
+
+        group = placement_group(
+            [self.resources] * self.nodes, strategy="STRICT_SPREAD" if self.spread else "PACK"
+        )
+        try:
+            if not group.wait(self.wait):
+                raise UsageError(
+                    f"The Ray cluster has no room for {self.nodes} nodes with {self.resources} each after "
+                    f"{self.wait:.0f} s: `ray status` shows its machines."
+                    + (" spread=False puts several nodes on one machine." if self.spread else "")
+                )
+            return self._on(ray, group, folder)
+        finally:
+            remove_placement_group(group)  # ends its actors, too
+
+    def _on(self, ray: Any, group: Any, folder: Path) -> RayResult:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        variables = {
+            _SECRET: secrets.token_hex(32),
+            "OMP_NUM_THREADS": str(max(1, (self.cpus or self.ranks_of_node) // self.ranks_of_node)),
+            **self.variables,
+        }
+        options = {
+            "num_cpus": self.resources["CPU"], "num_gpus": self.gpus, "max_restarts": self.restarts,
+            "max_task_retries": self.restarts,
+            "max_concurrency": 3,  # `run` blocks until the training is over, and `stop` must be heard
+        }  # fmt: skip
+        actor = ray.remote(RayNode)
+        nodes = []
+        for number in range(self.nodes):
+            bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+            started = actor.options(scheduling_strategy=bundle, **options)
+            nodes.append(started.remote(number, os.getcwd(), variables))
+        try:
+            master = ray.get(nodes[0].address.remote(), timeout=self.wait)
+            runs = [
+                node.run.remote(self.arguments(number, master, folder), str(folder))
+                for number, node in enumerate(nodes)
+            ]
+            return self._watch(ray, nodes, runs, folder)
+        finally:
+            for node in nodes:
+                with suppress(Exception):  # it is dead already
+                    ray.kill(node)
+
+    def _watch(self, ray: Any, nodes: Sequence[Any], runs: Sequence[Any], folder: Path) -> RayResult:
+        """Waits for all nodes. They end with the same first cause; but for one that is lost for good, for which the
+        others would wait in vain: they are asked to stop."""
+        replies: dict[int, _Reply] = {}
+        requests = 0
+        with recorded_signals() as signals:
+            while len(replies) < len(runs):
+                waiting = [run for number, run in enumerate(runs) if number not in replies]
+                done, _ = ray.wait(waiting, timeout=_LOOK)
+                for run in done:
+                    number = runs.index(run)
+                    replies[number] = _reply_of(ray, run, number)
+                reasons = signals.times + sum(reply.lost for reply in replies.values())
+                if reasons > requests:
+                    requests = reasons
+                    for number, node in enumerate(nodes):
+                        if number not in replies:
+                            node.stop.remote()
+        failed = sorted((r for r in replies.values() if r.status), key=lambda reply: not reply.lost)
+        return RayResult(
+            status=failed[0].status if failed else 0, cause=failed[0].cause if failed else "", folder=folder,
+            replaced=tuple(number for number, reply in sorted(replies.items()) if reply.replaced),
+        )  # fmt: skip
+
+
+def _reply_of(ray: Any, run: Any, number: int) -> _Reply:
+    try:
+        status, cause, replaced = ray.get(run)
+    except ray.exceptions.RayError as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message = f"node {number} is lost, and Ray cannot replace its actor: {reason}"
+        console.write(message)
+        return _Reply(status=LOST_NODE, cause=message, lost=True)
+    return _Reply(status=status, cause=cause, replaced=replaced)
+
+
+def _imported() -> Any:
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Ray leaves out lines that several nodes print
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise InstallError("RayJob needs Ray: pip install 'paddle_dp[ray]', or pip install ray.") from None
+    return ray
+
+
+class RayNode:
+    """An actor: one node of a job, as a process that ends with it. Ray starts it again where it, its worker or its
+    machine dies, and calls `run` again; the other nodes wait for it (`watch.rejoin`)."""
+
+    def __init__(self, number: int, folder: str, variables: Mapping[str, str]):
+        self.number, self.folder, self.variables = number, folder, dict(variables)
+        self.process: subprocess.Popen[str] | None = None
+        self.stopped = False
+
+    def address(self) -> str:
+        """ "HOST:PORT" at which the nodes meet."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        return f"{host}:{free_port(20_000 + os.getpid() % 20_000)}"
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, arguments: Sequence[str], run_folder: str) -> tuple[int, str, bool]:
+        """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced."""
+        import ray
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray 2.60's property reads a deprecated one of Ray's
+            replaced = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        if replaced:
+            print(f"node {self.number}: its actor was lost, and is started again", flush=True)
+        with suppress(OSError):
+            os.chdir(self.folder)
+        variables = {**os.environ, **self.variables}
+        if variables.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's word for an actor without GPUs
+            del variables["CUDA_VISIBLE_DEVICES"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paddle_dp", *arguments], env=variables, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **child_options(),
+        )  # fmt: skip
+        self.process, began = process, time.time()
+        if self.stopped:
+            process.send_signal(signal.SIGTERM)
+        lines = deque[str](maxlen=_LINES)
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            print(line, end="", flush=True)  # Ray brings it to the driver
+        status = process.wait()
+        status = 128 - status if status < 0 else status
+        return status, _cause(status, Path(run_folder), lines, began), replaced
+
+    def stop(self) -> None:
+        """Asks the training to save a checkpoint and end."""
+        self.stopped = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+
+def _cause(status: int, run: Path, lines: Sequence[str], began: float) -> str:
+    """The first cause as the run's folder has it, unless it is an older run's; else the last line of the screen, or all
+    of it for a mistake in the command."""
+    if not status:
+        return ""
+    if status == USAGE:
+        return "\n".join(lines)
+    with suppress(UsageError, OSError):
+        if (run / "certificate.json").stat().st_mtime >= began:
+            return read_run(run).ending[1]
+    return next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
