@@ -17,15 +17,29 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan import error_bars
+from paddle_dp.plan.candidates import Candidate
+from paddle_dp.plan.ranking import is_foretold
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
 from tools.planner.fitted_rates import ALL, ONE_CARD, errors, fitted, probed
-from tools.planner.judge import bar, memory_figure1, pairs, regret, tie, torchtitan_memory, within
+from tools.planner.judge import (
+    bar,
+    memory_figure1,
+    pairs,
+    regret,
+    stage3_pairs,
+    stage3_ratios,
+    tie,
+    torchtitan_memory,
+    within,
+)
 from tools.planner.published_rows import Runs, published, published_rows, vtrain
 from tools.planner.scaling import series
 
 A100 = ("SC21 table 1", "SC21 table 2", "2205.05198 table 5")  # the 24 rows of the first threshold
+ZERO3 = "SC21 table 2, ZeRO-3"
 MULTI, SINGLE = "vTrain, 64 to 512 A100", "vTrain, one node"
 FAMILIES = {
     "a100": (*A100, "MT-NLG", MULTI),
@@ -37,7 +51,7 @@ PEERS = {
     "MT-NLG": "slower than SC21's by a quarter; not understood", "Llama 3 table 4": "with the losses of 16384 cards",
     "torchtitan": "sharding 3, and 1F1B with as many micro-batches as stages",
     "Megatron-Core model_table.png": "micro-batches and stages are unpublished",
-    "SC21 table 2, ZeRO-3": "DeepSpeed of 2021",
+    ZERO3: "DeepSpeed of 2021",
 }  # fmt: skip
 
 
@@ -240,11 +254,33 @@ def scaling(exam: Exam) -> None:
 
 def stage3(exam: Exam, runs: dict[str, Runs]) -> None:
     print("\nsharding stage 3: measured over foretold; the product prints it as not foretold")
-    ratios = np.sort(np.concatenate([(1 / (1 + errors(r)))[r.load.stage == 3] for r in runs.values()]))
+    by_source = stage3_ratios(runs)
+    ratios = np.sort(np.concatenate([*by_source.values()]))
     low, high = np.quantile(ratios, [0.1, 0.9])
     print(f"  {len(ratios)} runs: {joined(ratios)}; 8 of 10 between {low:.1f} and {high:.1f}")
     for name, product, computed in zip(("low", "high"), error_bars.STAGE3, (low, high), strict=True):
         same(exam, f"STAGE3, {name}", product, round(computed, 1))
+    others = np.concatenate([each for name, each in by_source.items() if name != ZERO3])
+    print(
+        "  the same model, batch and cards with stage 3 and with tensor × pipeline (SC21 table 2): seconds of one over "
+        f"the other;\n  bar and middle are of the {len(others)} runs of other sources"
+    )
+    table = stage3_pairs(runs[ZERO3], runs["SC21 table 2"], others)
+    middles = np.sqrt(table[:, 2] * table[:, 3])
+    for (measured, foretold, least, most), middle in zip(table, middles, strict=True):
+        bar_ = f"{least:.2f} … {most:.2f}, its middle {middle:.2f}"
+        print(f"    measured {measured:.2f}, arithmetic {foretold:.2f}, bar {bar_}")
+    right = {
+        "the arithmetic alone": (table[:, 1] > 1) == (table[:, 0] > 1),
+        "the middle of the others' bar": (middles > 1) == (table[:, 0] > 1),
+        "the whole bar": np.where(table[:, 0] > 1, table[:, 2] > 1, table[:, 3] < 1),
+    }
+    for name, chosen in right.items():
+        print(f"    the faster layout by {name}: {chosen.sum()} of {len(table)}")
+    count = int(right["the middle of the others' bar"].sum())
+    exam.check("stage 3 against tensor × pipeline, right choices of 5", count, 4, least=True)
+    told = Candidate(degrees=Degrees(data=1, sharding=8), micro=1, micro_batches=1, stage=3)
+    exam.check("layouts of stage 3 that the product ranks", int(is_foretold(told)), 0)
 
 
 def joined(numbers: Iterable[float]) -> str:

@@ -171,7 +171,8 @@ class LayoutSearch:
         """The layout at this index as a row of the table."""
         choice, seconds = self.choices[index], float(self.seconds[index])
         bar = BARS[self.planner.bars]
-        low, high = (1 / bar, bar) if rank else STAGE3 if choice.stage == 3 else (1.0, float("inf"))
+        published = choice.stage == 3 and choice.degrees.sequence == 1
+        low, high = (1 / bar, bar) if rank else STAGE3 if published else (1.0, float("inf"))
         cards, peak = choice.degrees.ranks, self.load.peak[index]
         memory = self.fullest.bytes_of(choice)
         return PlannedLayout(

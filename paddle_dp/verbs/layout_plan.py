@@ -168,11 +168,12 @@ class RecipePlan:
     def _unranked(self, ranking: LayoutRanking) -> Iterator[str]:
         if ranking.unforetold:
             yield (
-                "not foretold, for no published run is like them, or (stage 3) such runs took "
-                f"{STAGE3[0]:g} to {STAGE3[1]:g} times as long as is said here:"
+                f"not foretold: of stage 3, 8 of 10 published runs took {STAGE3[0]:g} to {STAGE3[1]:g} times the "
+                "arithmetic, which is the span below; no run is like the others"
             )
         for row in ranking.unforetold:
-            yield f"  {duration(row.seconds)} at least: {_described(row.choice)}, {amount(row.memory.total)}"
+            seconds = _span(row) if isfinite(row.high) else f"{duration(row.low)} at least"
+            yield f"  {seconds}: {_described(row.choice)}, {amount(row.memory.total)}"
         for misfit in ranking.misfits:
             yield f"does not fit: {self._excess(misfit)}"
 
@@ -409,6 +410,11 @@ def _bar(row: PlannedLayout) -> str:
     times = 1.0 if row.seconds >= 1 else 1e3
     high = digits(times * row.high) if isfinite(row.high) else "?"
     return f"{digits(times * row.low)} … {high}"
+
+
+def _span(row: PlannedLayout) -> str:
+    """ "12.8 … 15.2 s"."""
+    return f"{_bar(row)} {'s' if row.seconds >= 1 else 'ms'}"
 
 
 def _between(low: float, high: float) -> str:

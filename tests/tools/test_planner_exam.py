@@ -17,7 +17,7 @@ from paddle_dp.plan.workload import Workload, device_columns
 from tools import planner_exam
 from tools.planner import fitted_rates, published_rows
 from tools.planner.fitted_rates import ONE_CARD, errors, fitted
-from tools.planner.judge import bar, pairs, regret, tie, within
+from tools.planner.judge import bar, pairs, regret, stage3_pairs, stage3_ratios, tie, within
 from tools.planner.published_rows import Runs, published
 from tools.planner.scaling import series
 
@@ -66,6 +66,29 @@ def test_a_bar_of_the_product_that_is_not_the_exams_fails_it(
     monkeypatch.setitem(error_bars.BARS, "h100", 1.10)
     assert planner_exam.examine(tmp_path, quick=True) == 1
     assert "error_bars.py: h100 is 1.1, and the exam's is 1.27" in capsys.readouterr().out
+
+
+def test_a_rank_for_stage_3_fails_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(planner_exam, "is_foretold", lambda choice: True)
+    assert planner_exam.examine(tmp_path, quick=True) == 1
+    screen = capsys.readouterr().out
+    assert "MISSED layouts of stage 3 that the product ranks: 1" in screen
+    assert "ok     stage 3 against tensor × pipeline, right choices of 5: 5, at least 4" in screen
+    assert "by the arithmetic alone: 0 of 5" in screen and "by the whole bar: 0 of 5" in screen
+
+
+def test_pairs_with_stage_3_have_the_same_model_cards_and_batch() -> None:
+    there = published()
+    table = stage3_pairs(there["SC21 table 2, ZeRO-3"], there["SC21 table 2"], np.array([1.0, 2.0]))
+    assert len(table) == 5  # 640 cards are on one side, 560 on the other
+    assert table[:, 2:] == pytest.approx(np.outer(table[:, 1], [1.1, 1.9]))
+    assert table[0, 0] == pytest.approx(81.58 / 76.78) and (table[:, 0] > 1).all()
+    ratios = stage3_ratios(there)
+    assert {name: len(each) for name, each in ratios.items()} == {
+        "SC21 table 2, ZeRO-3": 6, "torchtitan": 6, "Megatron-Bridge": 1
+    }  # fmt: skip
 
 
 def test_regret_is_of_the_layout_that_was_chosen() -> None:

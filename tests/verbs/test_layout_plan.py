@@ -13,6 +13,7 @@ from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.ranking import PlannedLayout
+from paddle_dp.plan.error_bars import STAGE3
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount
 from paddle_dp.verbs.forecast import forecast, layout_of
@@ -86,6 +87,19 @@ def test_several_numbers_get_a_line_each_with_their_efficiency() -> None:
     first, last = (ranking.chosen for ranking in (plan.rankings[0], plan.rankings[-1]))
     assert first is not None and last is not None
     assert f" {first.seconds / 8 / last.seconds:.0%} " in rows[-1]
+
+
+def test_layouts_without_a_rank_have_the_published_span_or_none() -> None:
+    plan = planned("model.depth=24", ranks="16")
+    spans = {True: r" +[\d.]+ … [\d.]+ m?s: ", False: r" +[\d.]+ m?s at least: "}
+    shown = [line for line in plan.lines() if re.match("|".join(spans.values()), line)]
+    rows = plan.rankings[0].unforetold
+    assert len(shown) == len(rows) > 1
+    for line, row in zip(shown, rows, strict=True):
+        like_published = row.choice.stage == 3 and row.choice.degrees.sequence == 1
+        assert re.match(spans[like_published], line), line
+        assert row.low / row.seconds == pytest.approx(STAGE3[0] if like_published else 1.0)
+    assert {row.choice.stage == 3 for row in rows} == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paddle_dp.plan.activations import LOGIT_PEAK, Tokens, in_flight
 from paddle_dp.plan.memory import Widths, formula
+from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
 from tools.planner.published_rows import Runs
 
@@ -45,6 +46,38 @@ def pairs(runs: Runs, forecast: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]
     ]
     ratios, right = zip(*ordered, strict=True)
     return np.array(ratios), np.array(right)
+
+
+def stage3_ratios(runs: dict[str, Runs]) -> dict[str, Numbers]:
+    """Measured over foretold seconds of each source's runs with sharding stage 3."""
+    ratios = {name: each.seconds / step_time(each.load).seconds for name, each in runs.items()}
+    stage3 = {name: ratios[name][each.load.stage == 3] for name, each in runs.items()}
+    return {name: each for name, each in stage3.items() if len(each)}
+
+
+def stage3_pairs(stage3: Runs, others: Runs, ratios: Numbers) -> Numbers:
+    """Of the same model, batch and number of cards with sharding stage 3 and without: seconds with it over seconds
+    without, [pairs, 4]: measured, foretold, and foretold times the 0.1 and 0.9 quantile of `ratios`, which are other
+    rows' measured over foretold seconds."""
+    with_it, without = step_time(stage3.load).seconds, step_time(others.load).seconds
+    span = np.quantile(ratios, [0.1, 0.9])
+    same = [
+        (i, j)
+        for i in range(len(stage3))
+        for j in range(len(others))
+        if (stage3.load.depth[i], stage3.load.ranks[i], stage3.batch[i])
+        == (others.load.depth[j], others.load.ranks[j], others.batch[j])
+    ]
+    return np.array(
+        [
+            (
+                stage3.seconds[i] / others.seconds[j],
+                with_it[i] / without[j],
+                *(with_it[i] / without[j] * span),
+            )
+            for i, j in same
+        ]
+    )
 
 
 def tie(ratios: Numbers, right: npt.NDArray[np.bool_]) -> float:
