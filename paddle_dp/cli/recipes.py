@@ -27,6 +27,7 @@ from paddle_dp.units import Bytes, Duration, LinkSpeed, Quantity
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
+    from paddle_dp.verbs.layout_plan import RecipePlan
 
 
 def parts(
@@ -162,6 +163,12 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the recipe of the layout marked → there.")
     ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw where a step's time goes, and the share of the peak, with bars."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
@@ -184,6 +191,8 @@ def plan(
         chosen = replace(chosen, node=_positive("--node", node), family="")
     if price is not None and not (isfinite(price) and price > 0):
         raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
+    if png is not None and (png.is_dir() or not png.parent.is_dir()):
+        raise UsageError(f"--png {png}: give the name of a file in a folder that exists.")
     import_paddle()
     from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
 
@@ -192,6 +201,8 @@ def plan(
         raise UsageError(f"--write {write} writes one recipe: give one number of cards, such as --ranks 64.")
     planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
+    if png is not None:
+        _draw(planned, png)
     if json:
         print(
             json_text.dumps(planned.as_fields() | {"written": None if path is None else str(path)}, indent=2)
@@ -200,6 +211,15 @@ def plan(
     print(*planned.lines(), sep="\n")
     if path is not None:
         print(f"\n{path} is written:  paddle-dp train {shlex.quote(str(path))} --ranks {numbers[0]}")
+
+
+def _draw(planned: RecipePlan, file: Path) -> None:
+    from paddle_dp.files import replacing
+    from paddle_dp.verbs.plan_picture import draw_plan
+
+    picture = draw_plan(planned)
+    with replacing(file) as partial:
+        partial.write_bytes(picture)
 
 
 def _positive(option: str, number: int) -> int:

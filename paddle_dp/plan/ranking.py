@@ -65,6 +65,13 @@ class LayoutRanking:
     chosen: PlannedLayout | None
     current: PlannedLayout | Misfit | None
 
+    def with_chosen(self) -> list[PlannedLayout]:
+        """The ranked layouts, and among them the chosen one, which need not be its family's fastest."""
+        rows, chosen = [*self.ranked], self.chosen
+        if chosen is not None and chosen.rank and chosen.choice not in [row.choice for row in rows]:
+            rows.insert(sum(row.seconds <= chosen.seconds for row in rows), chosen)
+        return rows
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:

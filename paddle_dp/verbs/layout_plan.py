@@ -87,7 +87,7 @@ class RecipePlan:
 
     def lines(self) -> Iterator[str]:
         """Yields the screen's lines, of 100 columns: a table for one number of cards, a line for each of several."""
-        yield from _wrapped(self._title())
+        yield from _wrapped(self.title())
         yield ""
         yield from self._curve() if len(self.rankings) > 1 else self._table(self.rankings[0])
         yield ""
@@ -107,7 +107,8 @@ class RecipePlan:
             "rankings": [self._ranking_fields(ranking) for ranking in self.rankings],
         }
 
-    def _title(self) -> str:
+    def title(self) -> str:
+        """The model, its batch and the cards, as one line."""
         train, planner, first = self.recipe.train, self.planner, self.rankings[0]
         is_curve = len(self.rankings) > 1
         noun = "card" if planner.device.accelerator else "rank"
@@ -126,9 +127,7 @@ class RecipePlan:
             for line in self._nothing(ranking):
                 yield from _wrapped(line)
             return
-        rows = [*ranking.ranked]
-        if chosen.rank and chosen.choice not in [row.choice for row in rows]:
-            rows.insert(sum(row.seconds <= chosen.seconds for row in rows), chosen)
+        rows = ranking.with_chosen()
         ties = [row.rank for row in rows]
         if rows:
             yield f"{'':27s}micro-                 a step,"
@@ -145,7 +144,7 @@ class RecipePlan:
             if chosen.rank
             else "the plainest of those that fit, not foretold, at least"
         )
-        yield f"→ {plain}: {_described(chosen.choice)}: {duration(chosen.seconds)}, {amount(chosen.memory.total)}"
+        yield f"→ {plain}: {described(chosen.choice)}: {duration(chosen.seconds)}, {amount(chosen.memory.total)}"
         yield f"  its time: {_shares(chosen.shares)}"
         steps = self._steps()
         if steps is None:
@@ -161,7 +160,7 @@ class RecipePlan:
         elif current is not None:
             bar = f"({_bar(current)})" if current.rank else "at least, not foretold"
             size = amount(current.memory.total)
-            yield f"  the recipe as it is: {duration(current.seconds)} {bar}, {size}: {_described(current.choice)}"
+            yield f"  the recipe as it is: {duration(current.seconds)} {bar}, {size}: {described(current.choice)}"
         if any(row.tight for row in (*ranking.ranked, chosen)):
             yield "  ! tight: measured peaks were up to a third above such arithmetic"
 
@@ -173,7 +172,7 @@ class RecipePlan:
             )
         for row in ranking.unforetold:
             seconds = _span(row) if isfinite(row.high) else f"{duration(row.low)} at least"
-            yield f"  {seconds}: {_described(row.choice)}, {amount(row.memory.total)}"
+            yield f"  {seconds}: {described(row.choice)}, {amount(row.memory.total)}"
         for misfit in ranking.misfits:
             yield f"does not fit: {self._excess(misfit)}"
 
@@ -396,7 +395,8 @@ def _row(row: PlannedLayout, is_chosen: bool, is_tied: bool) -> str:
     )
 
 
-def _described(choice: Candidate) -> str:
+def described(choice: Candidate) -> str:
+    """ "data 8 × tensor 2, 4 micro-batches of 2, recompute none"."""
     batches = plural(choice.micro_batches, "micro-batch", "micro-batches")
     return f"{choice}, {batches} of {choice.micro}, recompute {choice.recompute}"
 
