@@ -26,6 +26,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.units import Bytes, Duration, LinkSpeed, Quantity
 
 if TYPE_CHECKING:
+    from paddle_dp.plan.devices import Device
+    from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import Recipe
     from paddle_dp.verbs.layout_plan import RecipePlan
 
@@ -169,6 +171,12 @@ def plan(
             metavar="FILE", help="Draw where a step's time goes, and the share of the peak, with bars."
         ),
     ] = None,
+    try_: Annotated[
+        int | None,
+        typer.Option(
+            "--try", metavar="N", help="Train the first N layouts here for some steps: who was right?"
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
@@ -176,41 +184,52 @@ def plan(
 
     Layouts that cannot be told apart share a rank. One number of cards gets a table; several get a line each.
     """
-    from dataclasses import replace
-
     from paddle_dp.launch.silence import import_paddle
-    from paddle_dp.plan.devices import device_named
     from paddle_dp.plan.probe import Probe
 
     probe = None if measured is None else Probe.read(measured)
-    chosen = device_named(device) if probe is None else probe.device()
-    if link is not None:
-        speed = _quantity("--link", LinkSpeed, link).bytes_per_second
-        chosen = replace(chosen, node_link=speed, family="")  # no published run has this network
-    if node is not None:
-        chosen = replace(chosen, node=_positive("--node", node), family="")
+    chosen = _planned_device(device, probe, link, node)
     if price is not None and not (isfinite(price) and price > 0):
         raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
     if png is not None and (png.is_dir() or not png.parent.is_dir()):
         raise UsageError(f"--png {png}: give the name of a file in a folder that exists.")
     import_paddle()
+    from paddle_dp.doctor.layout_trial import trial, trial_fields, trial_lines
     from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
 
     numbers = rank_numbers(ranks)
     if write is not None and len(numbers) > 1:
         raise UsageError(f"--write {write} writes one recipe: give one number of cards, such as --ranks 64.")
+    if try_ is not None and len(numbers) > 1:
+        raise UsageError(f"--try {try_} runs one number of ranks: give it, such as --ranks 2.")
     planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
+    tried = None if try_ is None else trial(planned, recipe, overrides or (), _positive("--try", try_))
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if png is not None:
         _draw(planned, png)
     if json:
-        print(
-            json_text.dumps(planned.as_fields() | {"written": None if path is None else str(path)}, indent=2)
-        )
+        fields = planned.as_fields() | {"written": None if path is None else str(path)}
+        print(json_text.dumps(fields | ({} if tried is None else {"tried": trial_fields(tried)}), indent=2))
         return
     print(*planned.lines(), sep="\n")
+    if tried is not None:
+        print("", *trial_lines(tried), sep="\n")
     if path is not None:
         print(f"\n{path} is written:  paddle-dp train {shlex.quote(str(path))} --ranks {numbers[0]}")
+
+
+def _planned_device(name: str, probe: Probe | None, link: str | None, node: int | None) -> Device:
+    from dataclasses import replace
+
+    from paddle_dp.plan.devices import device_named
+
+    chosen = device_named(name) if probe is None else probe.device()
+    if link is not None:
+        speed = _quantity("--link", LinkSpeed, link).bytes_per_second
+        chosen = replace(chosen, node_link=speed, family="")  # no published run has this network
+    if node is not None:
+        chosen = replace(chosen, node=_positive("--node", node), family="")
+    return chosen
 
 
 def _draw(planned: RecipePlan, file: Path) -> None:

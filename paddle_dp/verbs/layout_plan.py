@@ -158,7 +158,7 @@ class RecipePlan:
         if isinstance(current, Misfit):
             yield f"  the recipe as it is does not fit: {self._excess(current)}"
         elif current is not None:
-            bar = f"({_bar(current)})" if current.rank else "at least, not foretold"
+            bar = f"({bar_text(current)})" if current.rank else "at least, not foretold"
             size = amount(current.memory.total)
             yield f"  the recipe as it is: {duration(current.seconds)} {bar}, {size}: {described(current.choice)}"
         if any(row.tight for row in (*ranking.ranked, chosen)):
@@ -217,7 +217,7 @@ class RecipePlan:
             cards = [ranking.ranks * each for each in hours]
             costs = [_between(*each) for each in (hours, cards, [each * (self.price or 0) for each in cards])]
             mark = "" if chosen.rank else ", not foretold: at least"
-            cells = [str(ranking.ranks), duration(chosen.seconds), _bar(chosen), f"{efficiency:.0%}"]
+            cells = [str(ranking.ranks), duration(chosen.seconds), bar_text(chosen), f"{efficiency:.0%}"]
             rows.append([*cells, *costs[: len(names)], f"  {chosen.choice}{mark}"])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -361,6 +361,12 @@ def current(recipe: Recipe, shape: Shape, ranks: int) -> Candidate | None:
     )  # fmt: skip
 
 
+def layout_settings(recipe: Recipe, choice: Candidate) -> list[str]:
+    """The overrides that give the recipe a layout."""
+    use = [] if recipe.strategy.name == "hybrid" else ["strategy.use=hybrid"]
+    return [*use, *(f"{key}={value}" for key, value in choice.settings().items())]
+
+
 def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: Path) -> Path:
     """Writes the chosen layout's recipe into the folder, as `paddle-dp train` reads it, and returns its path. Raises
     UsageError if nothing is chosen, if the layout is refused by `check`, or if the file exists."""
@@ -372,9 +378,7 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
     path = folder / f"{plan.recipe.name}_{ranking.ranks}.yaml"
     if path.exists():
         raise UsageError(f"--write {folder}: {path} exists: name another folder, or remove it.")
-    keys = [f"{key}={value}" for key, value in ranking.chosen.choice.settings().items()]
-    use = [] if plan.recipe.strategy.name == "hybrid" else ["strategy.use=hybrid"]
-    recipe = read_recipe(file, [*settings, *use, *keys])
+    recipe = read_recipe(file, [*settings, *layout_settings(plan.recipe, ranking.chosen.choice)])
     layout_of(recipe, ranking.ranks)
     folder.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, path)
@@ -385,7 +389,7 @@ def _row(row: PlannedLayout, is_chosen: bool, is_tied: bool) -> str:
     degrees, choice = row.choice.degrees, row.choice
     pipeline = f"{degrees.pipeline}" + (f"·{choice.virtual_stages}" if choice.virtual_stages > 1 else "")
     rank = f"{row.rank}{'=' if is_tied else ' '}{'→' if is_chosen else ' '}"
-    seconds = f"{duration(row.seconds)} ({_bar(row)})"
+    seconds = f"{duration(row.seconds)} ({bar_text(row)})"
     batches = f"{choice.micro_batches}×{choice.micro}"
     recompute = str(choice.recompute).removesuffix(" blocks")
     size = f"{amount(row.memory.total)}{'!' if row.tight else ' '}"
@@ -405,7 +409,7 @@ def _hours(row: PlannedLayout, steps: int) -> tuple[float, float]:
     return row.low * steps / _HOUR, row.high * steps / _HOUR
 
 
-def _bar(row: PlannedLayout) -> str:
+def bar_text(row: PlannedLayout) -> str:
     """ "12.8 … 15.2", in the unit of the row's seconds."""
     times = 1.0 if row.seconds >= 1 else 1e3
     high = digits(times * row.high) if isfinite(row.high) else "?"
@@ -414,7 +418,7 @@ def _bar(row: PlannedLayout) -> str:
 
 def _span(row: PlannedLayout) -> str:
     """ "12.8 … 15.2 s"."""
-    return f"{_bar(row)} {'s' if row.seconds >= 1 else 'ms'}"
+    return f"{bar_text(row)} {'s' if row.seconds >= 1 else 'ms'}"
 
 
 def _between(low: float, high: float) -> str:
