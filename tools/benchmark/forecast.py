@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
-from paddle_dp.plan.exchange import Sent, mean_bytes, sent
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.exchange import Between, Sent, mean_bytes, sent
+from paddle_dp.plan.rank_memory import Blocks, Layout
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Forecast:
     bytes: float
     exchange: list[list[Sent]]  # of each rank
     order: WorkOrder
+    blocks: Blocks
+    between: Between | None
 
     @classmethod
     def of(cls, file: Path, words: list[str], ranks: int) -> Forecast:
@@ -39,6 +41,8 @@ class Forecast:
             bytes=mean_bytes(blocks, layout, micro_batches, activations),
             exchange=[sent(blocks, layout, rank, micro_batches, activations) for rank in range(ranks)],
             order=order_of(layout, micro_batches),
+            blocks=blocks,
+            between=activations,
         )
 
     def compute(self, alone: Compute) -> Compute:

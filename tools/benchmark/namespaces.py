@@ -17,7 +17,8 @@ from pathlib import Path
 
 from paddle_dp.units import LinkSpeed
 
-BURST = "256kb"  # what a link sends at once after a pause: a larger one hides some of a short exchange
+# What a link sends at once after a pause: a larger one hides some of a short exchange.
+BURST_BYTES = 256 * 1024
 NEEDS = "nodes are network namespaces here, which takes root, and iproute2's ip and tc"
 
 
@@ -59,7 +60,8 @@ class Cluster:
         bits = round(8 * speed.bytes_per_second)
         for node, space in enumerate(self.spaces):
             for where, device in ((space, self.interface), (self.switch, f"port{node}")):
-                words = f"-n {where} qdisc replace dev {device} root tbf rate {bits}bit burst {BURST} latency 200ms"
+                shape = f"tbf rate {bits}bit burst {BURST_BYTES} latency 200ms"
+                words = f"-n {where} qdisc replace dev {device} root {shape}"
                 subprocess.run(["tc", *words.split()], check=True, timeout=10)
 
     def start(

@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.plan.bound import Compute
-from paddle_dp.train import measurements
 from tests.sim.build import built, why_not
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
@@ -120,22 +119,21 @@ def compute(layout: Layout, device: dict[str, str]) -> Compute:
 
 
 def step(layout: Layout, device: dict[str, str], steps: int) -> float:
-    """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor
-    those that are measured (`train.measurements`), where forward, backward and update wait for exchanges."""
+    """Seconds of a step of a job in this layout, the median of means over 4 steps, of which the first ones do not
+    count."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         words = [*layout.words, f"train.length={steps} steps"]
         run_job(
             "tools.benchmark.slow_device:train", RECIPE, layout.ranks, folder,
             overrides=words, variables=device, timeout=600,
         )  # fmt: skip
-        return statistics.median(windows(Path(folder, "run", "metrics.jsonl"), steps))
+        return statistics.median(windows(Path(folder, "run", "metrics.jsonl")))
 
 
-def windows(metrics: Path, steps: int) -> Iterator[float]:
-    began = min(measurements.AFTER, steps // 3)
-    left_out = {*range(1, EVERY + 1), *range(began + 1, began + measurements.STEPS + 2)}
+def windows(metrics: Path) -> Iterator[float]:
+    """Seconds per step of each line of a job's metrics but the first."""
     for line in map(json.loads, metrics.read_text().splitlines()):
-        if line["event"] == "step" and left_out.isdisjoint(range(line["step"] - EVERY + 1, line["step"] + 1)):
+        if line["event"] == "step" and line["step"] > EVERY:
             yield line["seconds_per_step"]
 
 

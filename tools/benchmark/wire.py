@@ -41,6 +41,7 @@ from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, end, why_not
+from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
 HERE = Path(__file__).resolve().parent
@@ -157,7 +158,11 @@ def write(rows: Sequence[Row], file: Path) -> None:
 class Bench:
     """Jobs on one cluster, one after another."""
 
-    def __init__(self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int):
+    def __init__(
+        self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int, flops: float = 0.0
+    ):
+        """`flops`: each rank is a device of so many FLOP/s, which sleeps (slow_device.py); 0: it is a processor."""
+        self.variables = {**variables(), **({VARIABLE: str(flops)} if flops else {})}
         self.box, self.folder, self.links, self.steps = box, folder, links, steps
         self._port, self._computed = 9700, dict[Path, Compute]()
         self.failed: list[str] = []
@@ -196,21 +201,18 @@ class Bench:
         """So many bytes from each node to the next, at once."""
         for link in self.links:
             self.box.limit(link)
-            took = []
-            for _ in range(3):
-                said = self.on_all(
-                    [
-                        sys.executable,
-                        str(HERE / "carry.py"),
-                        str(round(size)),
-                        *map(self.box.address, range(self.box.size)),
-                    ]
-                )
-                took.append(max(float(text.split()[-1]) for text in said))
-            ms = 1e3 * statistics.median(took)
+            ms = 1e3 * self.carried(round(size))
             yield Row(
                 layout=WIRE, nodes=self.box.size, link=str(link), ms=ms, mb=size / 1e6, formula_mb=size / 1e6
             )
+
+    def carried(self, size: int) -> float:
+        """Seconds of so many bytes from each node to the next at once, the median of three times."""
+        addresses = [self.box.address(node) for node in range(self.box.size)]
+        command = [sys.executable, str(HERE / "carry.py"), str(size), *addresses]
+        return statistics.median(
+            max(float(text.split()[-1]) for text in self.on_all(command)) for _ in range(3)
+        )
 
     def torch(self, python: str) -> Iterator[Row]:
         """The same MLP under PyTorch's DistributedDataParallel."""
@@ -242,7 +244,7 @@ class Bench:
     def on_all(self, command: list[str]) -> list[str]:
         """What a command printed on each node."""
         logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
-        processes = [self.box.start(node, command, log, variables()) for node, log in enumerate(logs)]
+        processes = [self.box.start(node, command, log, self.variables) for node, log in enumerate(logs)]
         try:
             for process in processes:
                 process.wait(timeout=300)
@@ -251,20 +253,53 @@ class Bench:
         check(processes, logs)
         return [log.read_text() for log in logs]
 
+    def launched(self, module: str, arguments: list[str]) -> None:
+        """Runs a module as a distributed script on all nodes."""
+        self._port += 1
+        nodes, folder = self.box.size, Path(tempfile.mkdtemp(dir=self.folder))
+        logs = [folder / f"out-{node}" for node in range(nodes)]
+        processes = [
+            self.box.start(
+                node,
+                [
+                    sys.executable, "-m", "paddle_dp", "launch", "--ranks", "1", "--nodes", str(nodes), "--master",
+                    f"{self.box.address(0)}:{self._port}", "--node-rank", str(node), "--out", str(folder / f"{node}"),
+                    "-m", module, *arguments,
+                ],
+                log, {**self.variables, "PYTHONPATH": str(ROOT)},
+            )
+            for node, log in enumerate(logs)
+        ]  # fmt: skip
+        try:
+            for process in processes:
+                process.wait(timeout=300)
+        finally:
+            end(processes)
+        check(processes, logs)
+
     def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
         """Milliseconds of a step over each link, and bytes that leave a node in a step."""
         nodes, folder = self.box.size, Path(tempfile.mkdtemp(dir=self.folder))
         steps = self.steps_with(words)
         self._port += 1
-        commands = [
-            [
-                sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "1", "--nodes", str(nodes),
-                "--master", f"{self.box.address(0)}:{self._port}", "--node-rank", str(node),
-                "--out", str(folder / f"run-{node}"), *words, f"train.length={steps * len(self.links)} steps",
-            ]
-            for node in range(nodes)
-        ]  # fmt: skip
+        overrides = [*words, f"train.length={steps * len(self.links)} steps"]
+        commands = [self._command(recipe, overrides, node, folder / f"run-{node}") for node in range(nodes)]
         return self.followed(commands, folder / "run-0" / "metrics.jsonl", steps)
+
+    def _command(self, recipe: Path, overrides: list[str], node: int, folder: Path) -> list[str]:
+        """Trains on one node."""
+        master = f"{self.box.address(0)}:{self._port}"
+        if VARIABLE not in self.variables:
+            return [
+                sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "1", "--nodes", str(self.box.size),
+                "--master", master, "--node-rank", str(node), "--out", str(folder), *overrides,
+            ]  # fmt: skip
+        job = {
+            "entry_point": "tools.benchmark.slow_device:train", "recipe": str(recipe), "ranks": 1, "quiet": True,
+            "nodes": self.box.size, "master": master, "node_rank": node, "output_dir": str(folder),
+            "overrides": overrides,
+        }  # fmt: skip
+        return [sys.executable, str(HERE / "run_job.py"), json.dumps(job)]
 
     def steps_with(self, words: Sequence[str]) -> int:
         """Steps at each speed of a job with these overrides."""
@@ -279,7 +314,7 @@ class Bench:
         logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
         path = {"PYTHONPATH": str(ROOT)} if commands[0][0] == sys.executable else {}
         processes = [
-            self.box.start(node, command, logs[node], {**variables(), **path})
+            self.box.start(node, command, logs[node], {**self.variables, **path})
             for node, command in enumerate(commands)
         ]
         took: list[list[float]] = [[] for _ in self.links]

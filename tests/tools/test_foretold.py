@@ -1,0 +1,265 @@
+"""A played step is one that can be followed on paper, with the bytes of the plan; the table says what was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.bound import Compute, WorkOrder, bound
+from paddle_dp.plan.exchange import Between, sent
+from paddle_dp.plan.legal import layouts
+from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.units import Recompute
+from tools.benchmark import foretold
+from tools.benchmark.foretold import Choice, Row, Site, choices, measured, read, table, verdict, write
+from tools.benchmark.overlap import windows
+from tools.benchmark.step_events import (
+    STEPS,
+    Link,
+    Play,
+    Transfer,
+    _Script,
+    block_shares,
+    is_played,
+    step_seconds,
+)
+
+# Tables, six blocks of two matrices, of which the tensor axis cuts one, and a head.
+BLOCKS = [
+    [Weight(name="token.weight", size=400, shape=(40, 10), cut=True)],
+    *(
+        [
+            Weight(name=f"a{n}", size=400, shape=(20, 20), cut=True),
+            Weight(name=f"b{n}", size=600, shape=(30, 20)),
+        ]
+        for n in range(6)
+    ),
+    [Weight(name="out", size=400, shape=(10, 40), cut=True)],
+]
+BETWEEN = Between(numbers=16 * 8 * 16)
+COMPUTE = Compute(forward=2.0, backward=4.0, update=0.5)
+FREE = Link(rate=1e12)
+
+
+def layout(stage: int = 1, recompute: str = "none", virtual_stages: int = 1, **degrees: int) -> Layout:
+    return Layout(
+        degrees=Degrees(**degrees), sharding_stage=stage, virtual_stages=virtual_stages,
+        pipeline_schedule="interleaved" if virtual_stages > 1 else "1f1b", recompute=Recompute.parse(recompute),
+    )  # fmt: skip
+
+
+def seconds(plan: Layout, link: Link = FREE, micro_batches: int = 4, compute: Compute = COMPUTE) -> float:
+    return step_seconds(BLOCKS, plan, micro_batches, BETWEEN, compute, link)
+
+
+EVERY = [
+    layout(
+        stage=stage,
+        **{axis: degrees[axis] for axis in ("data", "sharding", "sequence", "pipeline", "tensor")},
+    )
+    for degrees in layouts(4)
+    for stage in ((1, 2, 3) if degrees.sharding > 1 else (1,))
+]
+
+
+@pytest.mark.parametrize("plan", EVERY, ids=lambda plan: f"{plan.degrees}, stage {plan.sharding_stage}")
+def test_every_layout_is_played_with_the_bytes_of_the_plan(plan: Layout) -> None:
+    plan = replace(plan, accelerator=plan.degrees.data > 1)
+    script = _Script(BLOCKS, plan, 4, BETWEEN, COMPUTE, FREE)
+    for rank in script.ranks:
+        played = sum(t.flows.get(rank, (0.0, 0.0))[0] for t in script.transfers.values()) / STEPS
+        arithmetic = sum(each.bytes for each in sent(BLOCKS, plan, rank, 4, BETWEEN))
+        if plan.sharding_stage == 2 and plan.degrees.data * plan.degrees.sequence > 1:
+            assert played == pytest.approx(arithmetic, rel=0.01)
+        else:
+            assert played == pytest.approx(arithmetic)
+
+
+# With stages or owners of unequal sizes, the bound of a pipeline takes the fullest for all.
+ALIKE = [plan for plan in EVERY if plan.degrees.pipeline == 1 or plan.degrees.sharding == 1]
+
+
+@pytest.mark.parametrize("plan", ALIKE, ids=lambda plan: f"{plan.degrees}, stage {plan.sharding_stage}")
+def test_no_step_is_shorter_than_its_bound(plan: Layout) -> None:
+    plan = replace(plan, accelerator=True)
+    order = WorkOrder(micro_batches=4, stages=plan.degrees.pipeline)
+    transfers = [sent(BLOCKS, plan, rank, 4, BETWEEN) for rank in range(4)]
+    for rate in (1e3, 1e4, 1e5):
+        shortest = max(bound(COMPUTE, each, rate, order) for each in transfers)
+        assert seconds(plan, Link(rate=rate)) > 0.99 * shortest
+
+
+def test_over_a_free_link_a_step_is_its_compute_and_a_pipelines_bubble() -> None:
+    whole = COMPUTE.total
+    for plan in (
+        layout(data=2),
+        layout(sharding=2),
+        layout(sharding=2, stage=3),
+        layout(tensor=2),
+        layout(sequence=2),
+    ):
+        assert seconds(plan) == pytest.approx(whole, rel=1e-6)
+    even = [BLOCKS[1], *BLOCKS[1:7], BLOCKS[1]]  # eight equal blocks
+    steps = [
+        step_seconds(
+            even, layout(pipeline=4, virtual_stages=v), 8, BETWEEN, replace(COMPUTE, update=0.0), FREE
+        )
+        for v in (1, 2)
+    ]
+    assert steps == pytest.approx([6 * (1 + 3 / 8), 6 * (1 + 3 / 16)], rel=1e-6)
+
+
+def test_gradients_travel_beside_backward_and_activations_do_not() -> None:
+    size = 4 * 6800.0  # bytes of all gradients; a ring of two ranks sends as many
+    slow = Link(rate=size / 20)  # 20 s
+    late = seconds(layout(data=2), slow, 1)
+    # The head's 1/16 of the products comes first; then the link is busy to the end.
+    assert late == pytest.approx(2 + 4 * 400 / 6400 + 20 + 0.5, rel=1e-6)
+    assert (
+        seconds(layout(data=2), Link(rate=size / 2), 1) < 6.5 + 2 * 0.6
+    )  # but for the first layers' all is hidden
+    activations = 4 * 16 * 8 * 16 * (4 * 6 + 2)
+    assert seconds(layout(tensor=2), Link(rate=activations / 10), 2) == pytest.approx(6.5 + 10, rel=1e-2)
+
+
+def test_recomputed_blocks_run_forward_again() -> None:
+    assert seconds(layout(data=2, recompute="full")) == pytest.approx(6.5 + 2 * 6000 / 6400, rel=1e-6)
+
+
+def test_new_parameters_travel_beside_the_next_forward_on_accelerators_alone() -> None:
+    large = [[replace(weight, size=1000 * weight.size) for weight in block] for block in BLOCKS]
+    slow = Link(rate=4 * 6.8e6 / 4)
+    plans = (replace(layout(sharding=2), accelerator=accelerator) for accelerator in (False, True))
+    on_cpu, on_device = (step_seconds(large, plan, 4, BETWEEN, COMPUTE, slow) for plan in plans)
+    assert on_device < on_cpu - 0.3
+
+
+def test_a_pause_lets_a_burst_pass_and_a_message_has_its_latency() -> None:
+    def ends(link: Link, sizes: list[float]) -> float:
+        transfers = {
+            n: Transfer(frozenset([0]), {0: (s, 0.0), 1: (0.0, s)}, "one") for n, s in enumerate(sizes)
+        }
+        sender = [*(("start", n) for n in transfers), ("mark", 0)]
+        receiver = [*(("wait", n) for n in transfers), ("mark", 0)]
+        return Play([sender, receiver], transfers, link).marks()[1][0]
+
+    assert ends(Link(rate=10.0), [50.0, 50.0]) == pytest.approx(10.0)
+    assert ends(Link(rate=10.0, burst=30.0), [50.0, 50.0]) == pytest.approx(7.0)
+    assert ends(Link(rate=10.0, latency=0.5), [50.0, 50.0]) == pytest.approx(11.0)
+    assert seconds(layout(data=2), Link(rate=1e12, processor=1e-3), 1) == pytest.approx(
+        6.5 + 4 * 6.8, rel=1e-6
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_no_step() -> None:
+    transfers: dict[Any, Transfer] = {0: Transfer(frozenset([0, 1]), {0: (1.0, 1.0), 1: (1.0, 1.0)}, "one")}
+    with pytest.raises(ValueError, match="wait for each other for ever"):
+        Play([[("start", 0), ("wait", 0)], [("wait", 0)]], transfers, FREE).marks()
+
+
+def test_what_has_another_order_is_not_played() -> None:
+    assert is_played(layout(data=4), 8, 4)
+    assert not is_played(layout(data=1024), 8, 4)
+    assert not is_played(replace(layout(data=4), averaged_every=8), 8, 4)
+    assert not is_played(replace(layout(data=4), replicas=2), 8, 4)
+
+
+def test_tables_and_biases_have_no_products() -> None:
+    assert block_shares(BLOCKS) == pytest.approx([0, *[1000 / 6400] * 6, 400 / 6400])
+    assert block_shares([[Weight(name="a", size=3)]] * 2) == [0.5, 0.5]
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def row(**changes: Any) -> Row:
+    same = {
+        "place": "device", "model": "gpt", "layout": "data 2", "ranks": 2, "link": "8 MB/s", "foretold": 1.0,
+        "bound": 0.9, "measured": 1.05, "low": 1.0, "high": 1.1, "rounds": 3, "load": 0.0,
+    }  # fmt: skip
+    return Row(**{**same, **changes})
+
+
+def test_every_layout_of_the_gpt_and_those_of_the_mlp_whose_bytes_are_counted() -> None:
+    names = {
+        model: [each.name for each in choices(foretold.RECIPES["device"][model], model, 2)]
+        for model in ("gpt", "mlp")
+    }
+    stages = [f"sharding 2, stage {n}" for n in (1, 2, 3)]
+    assert sorted(names["mlp"]) == sorted(["data 2", *stages])
+    tensor = ["tensor 2", "tensor 2, sequence_parallel"]
+    pipeline = ["pipeline 2", "pipeline 2, 2 stages a rank"]
+    assert sorted(names["gpt"]) == sorted(["data 2", *stages, *tensor, *pipeline, "sequence 2"])
+
+
+def test_a_threshold_is_of_long_steps_and_a_busy_machine_says_nothing() -> None:
+    short, wrong = row(measured=0.05, foretold=0.1), row(foretold=1.2)
+    assert verdict([row(), short]) == (
+        [
+            "device, 2 ranks: 2 steps, 1 of them of 100 ms or more: 4.8 % off in the mean, 4.8 % in the median, 4.8 % "
+            "at most; 1 within 7 %. Beside them 0.0 processes wanted a processor"
+        ],
+        0,
+    )
+    assert verdict([row(), wrong])[1] == 1
+    lines, status = verdict([row(), replace(wrong, load=9.0)])
+    assert status == 3 and lines[-1] == "The machine was busy: no verdict."
+    assert verdict([replace(wrong, place="namespaces", foretold=1.15)])[1] == 0  # 9.5 %: at most 10 there
+    cells = table([row()]).splitlines()[-1]
+    assert cells == "| device | gpt | data 2 | 2 | 8 MB/s | 1000 | 1050 | 1000 … 1100 | -5 % | 900 |"
+
+
+def test_rows_survive_their_file_and_are_drawn(tmp_path: Path) -> None:
+    rows = [row(), row(place="namespaces", ranks=4)]
+    write(rows, tmp_path / "rows.csv")
+    assert [read(line) for line in csv.DictReader((tmp_path / "rows.csv").open())] == rows
+    foretold.picture(rows, tmp_path / "rows.png")
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rounds_go_through_all_layouts_and_a_failed_one_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    class Here(Site):
+        name = "device"
+
+        def steps(self, choice: Choice) -> list[float]:
+            order.append(choice.name)
+            if choice.name == "b":
+                raise RuntimeError("it broke")
+            return [float(len(order))]
+
+        def rows(self, choice: Choice, times: Any, loads: Any) -> Any:
+            yield choice.name, [*times]
+
+    three = [Choice(model="gpt", ranks=2, name=name, words=()) for name in "abc"]
+    failed: list[str] = []
+    rows: list[Any] = [*measured(Here([]), three, 2, failed)]
+    assert "".join(order) == "abcabc" and "gpt, b failed: it broke" in capsys.readouterr().err
+    assert rows == [("a", [[1.0], [4.0]]), ("c", [[3.0], [6.0]])] and failed == ["device, gpt, b"] * 2
+
+
+def test_a_place_that_is_not_here_is_skipped_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(foretold, "why_not", lambda: "run it as root on Linux.")
+    monkeypatch.setattr(foretold.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["foretold.py", "--on", "namespaces", "--nodes", "2", "--models", "mlp"])
+    assert foretold.main() == 2
+    said = capsys.readouterr().err
+    assert "namespaces, 2 ranks: skipped: run it as root on Linux." in said and "nothing was measured" in said
+
+
+def test_the_first_line_of_a_jobs_metrics_does_not_count(tmp_path: Path) -> None:
+    lines = [
+        {"event": "start"},
+        *({"event": "step", "step": n, "seconds_per_step": n / 4} for n in (4, 8, 12)),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [*windows(tmp_path / "metrics.jsonl")] == [2.0, 3.0]

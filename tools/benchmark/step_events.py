@@ -1,0 +1,510 @@
+"""Foretells a step by playing it: ranks that compute, and links that carry message after message.
+
+Each rank runs its program: the work of its blocks in the order of its schedule, the exchanges within them, for which it
+waits, and those of gradients and parameters, which travel meanwhile. Seconds of compute and the speed of links are
+given; the bytes are those of `plan.exchange`, and nothing is fitted. `plan.bound` is what no order can beat; this is
+the order of this package (docs/decisions/0020). Left out: exchanges of a few numbers (metrics, norms, a split loss).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Literal
+
+from paddle_dp.mesh.degrees import REPLICA_AXES
+from paddle_dp.plan.bound import Compute
+from paddle_dp.plan.exchange import Between
+from paddle_dp.plan.pipeline_schedule import Work, orders
+from paddle_dp.plan.rank_memory import (
+    Blocks,
+    Layout,
+    Weight,
+    distinct_weights,
+    layer_loads,
+    layers,
+    owned,
+    rank_memory,
+)
+from paddle_dp.plan.sharded import travels
+
+STEPS = 4  # one after another, of which the last counts
+# Bytes of a bucket on accelerators (exchange.buckets): so many share all gradients, within these bounds.
+MIN_BUCKETS, SMALLEST, LARGEST = 32, 1 << 18, 25 << 20
+MOST = 30_000  # ranks × blocks × micro-batches: a few seconds
+# The ends of names of tables that tokens or positions look up.
+TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
+Key = Hashable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A rank's link: `rate` bytes/s in each direction, `latency` seconds of each message. `burst` bytes pass at once
+    after a pause (a token bucket). A byte that is sent or received takes `processor` seconds of the rank."""
+
+    rate: float
+    latency: float = 0.0
+    burst: float = 0.0
+    processor: float = 0.0
+
+
+@dataclass
+class Transfer:
+    """An exchange on a `stream`, which carries out one after another: it begins when all `starters` have come to it and
+    their streams are free. `flows`: bytes out of and into each rank's link. `ends`: when each rank has it, in
+    seconds."""
+
+    starters: frozenset[int]
+    flows: Mapping[int, tuple[float, float]]
+    stream: Key
+    messages: int = 1
+    came: set[int] = field(default_factory=set)
+    ends: dict[int, float] = field(default_factory=dict)
+
+
+Op = tuple[Literal["work", "start", "wait", "mark"], Any]  # seconds of work, the key of a transfer
+
+
+class Play:
+    """Ranks that run their programs at once, over their links."""
+
+    def __init__(
+        self, programs: Sequence[Sequence[Op]], transfers: Mapping[Key, Transfer], link: Link
+    ) -> None:
+        self.programs, self.transfers, self.link = programs, transfers, link
+        # When each direction of a rank's link has carried all.
+        self._free = [[-inf, -inf] for _ in programs]
+        self._at = [0] * len(programs)
+        self._queues: dict[tuple[int, Key], deque[Key]] = defaultdict(deque)
+        self._waiting: dict[Key, list[int]] = defaultdict(list)
+        self._events: list[
+            tuple[float, int, int, Key]
+        ] = []  # seconds, order, rank, the transfer that leaves its stream
+        self._order = itertools.count()
+
+    def marks(self) -> list[list[float]]:
+        """The seconds at which each rank passes its marks. Raises ValueError if ranks wait for each other for ever."""
+        marks: list[list[float]] = [[] for _ in self.programs]
+        for rank in range(len(self.programs)):
+            self._later(0.0, rank)
+        while self._events:
+            now, _, rank, ended = heapq.heappop(self._events)
+            if ended is None:
+                self._run(rank, now, marks[rank])
+                continue
+            queue = self._queues[rank, self.transfers[ended].stream]
+            queue.popleft()
+            if queue:
+                self._begin(queue[0], now)
+        if any(at < len(program) for at, program in zip(self._at, self.programs, strict=True)):
+            raise ValueError(f"the ranks wait for each other for ever, for {[*self._waiting][:3]}")
+        return marks
+
+    def _later(self, when: float, rank: int, ended: Key = None) -> None:
+        heapq.heappush(self._events, (when, next(self._order), rank, ended))
+
+    def _run(self, rank: int, now: float, marks: list[float]) -> None:
+        """Runs a rank's program until it computes or waits."""
+        program = self.programs[rank]
+        while self._at[rank] < len(program):
+            kind, subject = program[self._at[rank]]
+            if kind == "wait" and not self.transfers[subject].ends:
+                self._waiting[subject].append(rank)
+                return
+            self._at[rank] += 1
+            if kind == "mark":
+                marks.append(now)
+            elif kind == "start":
+                transfer = self.transfers[subject]
+                transfer.came.add(rank)
+                self._queues[rank, transfer.stream].append(subject)
+                self._begin(subject, now)
+            else:
+                until = now + subject if kind == "work" else self.transfers[subject].ends[rank]
+                if until > now:
+                    self._later(until, rank)
+                    return
+
+    def _begin(self, key: Key, now: float) -> None:
+        """Carries a transfer, if all are there and nothing is before it."""
+        transfer = self.transfers[key]
+        if not transfer.starters <= transfer.came:
+            return
+        if any(self._queues[rank, transfer.stream][0] != key for rank in transfer.starters):
+            return
+        for rank, sizes in transfer.flows.items():
+            arrivals = [now, *(self._carried(rank, way, size, now) for way, size in enumerate(sizes) if size)]
+            transfer.ends[rank] = max(arrivals) + self.link.latency * transfer.messages
+        if len(transfer.starters) == 1:  # a message: it is there when both links have carried it
+            transfer.ends = dict.fromkeys(transfer.ends, max(transfer.ends.values()))
+        for rank in transfer.starters:
+            self._later(transfer.ends[rank], rank, ended=key)
+        for rank in self._waiting.pop(key, []):
+            self._later(transfer.ends[rank], rank)
+
+    def _carried(self, rank: int, way: int, size: float, now: float) -> float:
+        """When the link has carried so many bytes that come at `now`, in seconds."""
+        free = max(self._free[rank][way], now - self.link.burst / self.link.rate)
+        self._free[rank][way] = free + size / self.link.rate
+        return max(now, self._free[rank][way])
+
+
+def step_seconds(
+    blocks: Blocks,
+    layout: Layout,
+    micro_batches: int,
+    between: Between | None,
+    compute: Compute,
+    link: Link,
+) -> float:
+    """Seconds of a step that follows another, in a layout that `is_played`.
+
+    `compute`: of a rank with an equal share of the model and of the samples.
+    """
+    script = _Script(blocks, layout, micro_batches, between, compute, link)
+    marks = Play(script.programs, script.transfers, link).marks()
+    ends = [max(times[step] for times in marks) for step in range(STEPS)]
+    return ends[-1] - ends[-2]
+
+
+def is_played(layout: Layout, blocks: int, micro_batches: int) -> bool:
+    """Whether the layout's order is known here, and the play is short enough: axes, whose ranks exchange in each
+    step."""
+    rare = layout.branches, layout.averaged_every, layout.asynchronous, layout.compress, layout.exchange
+    axes = not any(rare) and layout.replicas == 1 and not layout.degrees.servers
+    return axes and layout.degrees.ranks * blocks * micro_batches <= MOST
+
+
+def block_shares(blocks: Blocks) -> list[float]:
+    """The share of each block in the products: by its matrices. The first of several blocks has none if its matrices
+    are tables that tokens look up."""
+    sizes = [float(sum(weight.size for weight in block if len(weight.shape) > 1)) for block in blocks]
+    if len(blocks) > 2 and any(weight.name.endswith(TABLES) for weight in blocks[0]):
+        sizes[0] = 0.0
+    if not any(sizes):  # no matrix
+        sizes = [1.0] * len(blocks)
+    return [size / sum(sizes) for size in sizes]
+
+
+@dataclass
+class _Bucket:
+    """The bytes of an owner's gradients that have not left, and the number of buckets that have."""
+
+    size: float = 0.0
+    count: int = 0
+
+
+class _Script:
+    """The programs of a layout's ranks for some steps, and their transfers."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        layout: Layout,
+        micro_batches: int,
+        between: Between | None,
+        compute: Compute,
+        link: Link,
+    ) -> None:
+        self.blocks, self.layout, self.micro_batches, self.between = blocks, layout, micro_batches, between
+        self.compute, self.link, self.shares = compute, link, block_shares(blocks)
+        self.degrees, self.stage = layout.degrees, layout.sharding_stage if layout.degrees.sharding > 1 else 0
+        self.transfers: dict[Key, Transfer] = {}
+        self.ranks = range(layout.degrees.ranks)
+        memories = [rank_memory(blocks, layout, rank) for rank in self.ranks]
+        self.coords = [memory.coords for memory in memories]
+        self.programs = [_RankScript(self, rank, memories[rank].stages).program for rank in self.ranks]
+
+    def group(self, rank: int, axes: Sequence[str]) -> list[int]:
+        """The ranks that differ from `rank` in these axes alone, in their order."""
+        mine = self.coords[rank]
+        return [
+            other
+            for other in self.ranks
+            if all(self.coords[other][axis] == mine[axis] for axis in mine if axis not in axes)
+        ]
+
+    def add(self, key: Key, flows: Mapping[int, tuple[float, float]], stream: Key, messages: int = 1) -> Key:
+        """Records a transfer among all ranks of `flows`, once."""
+        self.transfers.setdefault(key, Transfer(frozenset(flows), flows, stream, messages))
+        return key
+
+
+class _RankScript:
+    """One rank's program."""
+
+    def __init__(self, script: _Script, rank: int, stages: tuple[tuple[int, ...], ...]) -> None:
+        self.script, self.rank, self.stages = script, rank, stages
+        self.layout, self.degrees, self.stage = script.layout, script.degrees, script.stage
+        self.shards = script.group(rank, ("sharding",))
+        self.replicas = script.group(rank, REPLICA_AXES)
+        self.shard = script.coords[rank]["sharding"]
+        own_blocks = [number for stage in stages for number in stage]
+        self.weights = {
+            n: [w for w in distinct_weights(script.blocks, [n]) if not w.frozen] for n in own_blocks
+        }
+        self.owners = owned(distinct_weights(script.blocks, own_blocks), self.layout) if self.stage else {}
+        self.bucket_size = self._bucket_size()
+        # In a pipeline all micro-batches fetch alike; else all later ones as the second.
+        self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
+        self.fetches = self._fetches(own_blocks)
+        self.program: list[Op] = []
+        self._buckets: dict[int, _Bucket] = {}
+        self._sent: list[Key] = []  # exchanges of gradients of this step
+        self._shard_size = 0.0  # bytes of the shard's gradients that replicas add up after backward
+        self._fetched: set[Key] = set()
+        for step in range(STEPS):
+            self._step(step, own_blocks)
+
+    def _step(self, step: int, own_blocks: Sequence[int]) -> None:
+        for work in self._order():
+            self._work(step, work)
+        self._end_gradients(step)
+        self.program.append(("work", self.script.compute.update))
+        if self.stage in (1, 2):
+            self._share_parameters(step, own_blocks)
+        self.program.append(("mark", step))
+
+    def _order(self) -> Sequence[Work]:
+        layout, micro_batches = self.layout, self.script.micro_batches
+        if self.degrees.pipeline > 1:
+            schedule = orders(
+                layout.pipeline_schedule, self.degrees.pipeline, micro_batches, layout.virtual_stages
+            )
+            return schedule[self.script.coords[self.rank]["pipeline"]]
+        return [
+            work
+            for number in range(micro_batches)
+            for work in (Work("forward", number), Work("backward", number))
+        ]
+
+    def _work(self, step: int, work: Work) -> None:
+        """A micro-batch's forward or backward through one of the rank's stages."""
+        script, forward = self.script, work.kind == "forward"
+        name = (step, work.kind, work.micro_batch)
+        virtual_stage = work.chunk * self.degrees.pipeline + script.coords[self.rank]["pipeline"]
+        before, after = (
+            (virtual_stage - 1, virtual_stage + 1) if forward else (virtual_stage + 1, virtual_stage - 1)
+        )
+        if (received := self._handover(name, before, virtual_stage)) is not None:
+            self.program.append(("wait", received))
+        compute = script.compute.forward if forward else script.compute.backward
+        equal = self.degrees.pipeline / script.micro_batches
+        is_last = work.micro_batch == script.micro_batches - 1
+        numbers = self.stages[work.chunk]
+        for number in numbers if forward else reversed(numbers):
+            self._need(step, name, numbers, number)
+            seconds = compute * script.shares[number] * equal
+            if not forward and self._is_recomputed(number):
+                seconds += script.compute.forward * script.shares[number] * equal
+            self._block(name, number, seconds)
+            if not forward and (is_last or self.stage >= 2):
+                self._gradients(name, number)
+        if (sent := self._handover(name, virtual_stage, after)) is not None:
+            self._start(sent)
+
+    def _is_recomputed(self, number: int) -> bool:
+        every = self.layout.recompute.blocks
+        return bool(every) and 0 < number < len(self.script.blocks) - 1 and number % every == 0
+
+    def _block(self, name: tuple[Any, ...], number: int, seconds: float) -> None:
+        """A block's work, with the exchanges within it at equal distances."""
+        exchanges = [*self._inside(name, number)]
+        for piece in range(max(1, len(exchanges))):
+            self.program.append(("work", seconds / max(1, len(exchanges))))
+            if exchanges:
+                self._start(exchanges[piece])
+                self.program.append(("wait", exchanges[piece]))
+
+    def _start(self, key: Key) -> None:
+        self.program.append(("start", key))
+        if self.script.link.processor:
+            flows = self.script.transfers[key].flows.get(self.rank, (0.0, 0.0))
+            self.program.append(("work", self.script.link.processor * max(flows)))
+
+    # Activations ----------------------------------------------------------------------------------------------------
+
+    def _inside(self, name: tuple[Any, ...], number: int) -> Iterator[Key]:
+        """The exchanges within a block, for which its products wait."""
+        between, degrees, script = self.script.between, self.degrees, self.script
+        if between is None:
+            return
+        is_forward, is_end = name[1] == "forward", number in (0, len(script.blocks) - 1)
+        size = between.size / script.micro_batches
+        if degrees.tensor > 1:
+            n, group = degrees.tensor, script.group(self.rank, ("tensor",))
+            each = 2 * (n - 1) / n * size / degrees.sequence
+            for i in range(int((number == 0) == is_forward) if is_end else 2):
+                yield script.add(
+                    (name, number, "tensor", i, group[0]), dict.fromkeys(group, (each, each)), "tensor", 2
+                )
+        if degrees.sequence > 1 and not is_end:
+            n, group = degrees.sequence, script.group(self.rank, ("sequence",))
+            each = (n - 1) / n**2 * size * between.attention / 4
+            for i in range(4):
+                yield script.add(
+                    (name, number, "sequence", i, group[0]), dict.fromkeys(group, (each, each)), "sequence"
+                )
+
+    def _handover(self, name: tuple[Any, ...], source: int, target: int) -> Key:
+        """The message from one virtual stage to another in this rank's column; None if there is none."""
+        stages, script = self.degrees.pipeline, self.script
+        virtual_stages = stages * self.layout.virtual_stages
+        if (
+            stages == 1
+            or script.between is None
+            or not (0 <= source < virtual_stages and 0 <= target < virtual_stages)
+        ):
+            return None
+        column = script.group(self.rank, ("pipeline",))
+        size = script.between.size / self.degrees.sequence / script.micro_batches
+        size /= self.degrees.tensor if self.layout.sequence_parallel else 1
+        sender, receiver = column[source % stages], column[target % stages]
+        key = (name, "handover", source, target, column[0])
+        flows = {sender: (size, 0.0), receiver: (0.0, size)}
+        script.transfers.setdefault(key, Transfer(frozenset([sender]), flows, ("handover", name[1])))
+        return key
+
+    # Gradients ------------------------------------------------------------------------------------------------------
+
+    def _bucket_size(self) -> float:
+        """Bytes from which on a bucket leaves: on CPUs each gradient is pushed by itself."""
+        if not self.layout.accelerator:
+            return 0.0
+        total = sum(self._bytes(weight) for weights in self.weights.values() for weight in weights)
+        owners = self.degrees.sharding if self.stage else 1
+        return min(max(total / MIN_BUCKETS / owners, SMALLEST), LARGEST)
+
+    def _bytes(self, weight: Weight) -> float:
+        return weight.local_size(self.degrees.tensor) * self.layout.gradient_on_its_way
+
+    def _gradients(self, name: tuple[Any, ...], number: int) -> None:
+        """Sends a block's gradients in the order of backward."""
+        if self.stage == 3:
+            sizes = self._sizes_by_owner(number, self.layout.gradient_on_its_way)
+            key = self._owners_exchange((name, "reduce", number), sizes, sends=False, stream="gradients")
+            self._send_gradients(key, sizes.get(self.shard, 0.0))
+            return
+        for weight in reversed(self.weights[number]):
+            owner = self.owners.get(weight.name, 0)
+            bucket = self._buckets.setdefault(owner, _Bucket())
+            bucket.size += self._bytes(weight)
+            if bucket.size >= max(self.bucket_size, 1.0):
+                self._leave(name, owner, bucket)
+
+    def _leave(self, name: tuple[Any, ...], owner: int, bucket: _Bucket) -> None:
+        """Sends a bucket to its owner, or to all."""
+        size, bucket.size, bucket.count = bucket.size, 0.0, bucket.count + 1
+        key: Key = (name[0], "bucket", owner, bucket.count)
+        if self.stage:
+            key = self._owners_exchange(key, {owner: size}, sends=False, stream=("owner", owner))
+            self._send_gradients(key, size if owner == self.shard else 0.0)
+        elif len(self.replicas) > 1:
+            self._send_gradients(self._all_reduce(key, size, "gradients"), 0.0)
+
+    def _send_gradients(self, key: Key, shard_size: float) -> None:
+        self._start(key)
+        self._sent.append(key)
+        self._shard_size += shard_size
+
+    def _all_reduce(self, key: Key, size: float, stream: Key) -> Key:
+        n = len(self.replicas)
+        each = 2 * (n - 1) / n * size
+        flows = dict.fromkeys(self.replicas, (each, each))
+        return self.script.add((key, self.replicas[0]), flows, stream, 2)
+
+    def _end_gradients(self, step: int) -> None:
+        """After backward: sends the rest, waits for all, and adds up the shard's sums of the replicas."""
+        for owner, bucket in sorted(self._buckets.items()):
+            if bucket.size:
+                self._leave((step, "end"), owner, bucket)
+        self.program += [("wait", key) for key in self._sent]
+        if self._shard_size and len(self.replicas) > 1:
+            size = self._shard_size / (self.script.micro_batches if self.stage >= 2 else 1)
+            key = self._all_reduce((step, "replicas"), size, "replicas")
+            self._start(key)
+            self.program.append(("wait", key))
+        self._buckets, self._sent, self._shard_size = {}, [], 0.0
+
+    # ZeRO's parameters ----------------------------------------------------------------------------------------------
+
+    def _sizes_by_owner(self, number: int, width: float) -> dict[int, float]:
+        """Bytes of a block's trained parameters, of `width` bytes each, by owner."""
+        sizes: dict[int, float] = {}
+        for weight in self.weights[number]:
+            owner = self.owners.get(weight.name, 0)
+            sizes[owner] = sizes.get(owner, 0.0) + weight.local_size(self.degrees.tensor) * width
+        return sizes
+
+    def _owners_exchange(self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key) -> Key:
+        """A transfer of parts with an owner each, of these `sizes`: from it to all, or from all to it."""
+        total, flows = sum(sizes.values()), {}
+        for position, rank in enumerate(self.shards):
+            mine = sizes.get(position, 0.0)
+            to_others, others = (len(self.shards) - 1) * mine, total - mine
+            flows[rank] = (to_others, others) if sends else (others, to_others)
+        return self.script.add((key, self.shards[0]), flows, stream)
+
+    def _share_parameters(self, step: int, own_blocks: Sequence[int]) -> None:
+        """Sends new parameters in the order of forward; on CPUs a rank waits for all of them."""
+        keys = []
+        for number in own_blocks:
+            for owner, size in sorted(self._sizes_by_owner(number, self.layout.widths.parameter).items()):
+                keys.append(
+                    self._owners_exchange((step, "new", number, owner), {owner: size}, True, ("owner", owner))
+                )
+                self._start(keys[-1])
+        if not self.layout.accelerator:
+            self.program += [("wait", key) for key in keys]
+
+    def _need(self, step: int, name: tuple[Any, ...], numbers: Sequence[int], number: int) -> None:
+        """Waits for a block's parameters: for new ones, or, in stage 3, for those of other owners, of which the next
+        blocks' are fetched meanwhile."""
+        width = self.layout.widths.parameter
+        if self.stage in (1, 2) and step and name[1:] == ("forward", 0) and self.layout.accelerator:
+            for owner in self._sizes_by_owner(number, width):
+                self.program.append(("wait", ((step - 1, "new", number, owner), self.shards[0])))
+        if self.stage != 3:
+            return
+        line = [*numbers] if name[1] == "forward" else [*reversed(numbers)]
+        at = line.index(number)
+        for needed in line[at : at + 1 + self.layout.prefetch]:
+            elements = self.fetches.get((min(name[2], self.passes - 1), name[1], needed), {})
+            key = (name, "fetch", needed)
+            if not elements:
+                continue
+            sizes = {owner: width * count for owner, count in elements.items()}
+            fetch = self._owners_exchange(key, sizes, True, "fetches")
+            if key not in self._fetched:
+                self._fetched.add(key)
+                self._start(fetch)
+            if needed == number:
+                self.program.append(("wait", fetch))
+
+    def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], dict[int, float]]:
+        """The elements that stage 3 fetches for a block, by owner, in the forward and in the backward of the first
+        micro-batch and of later ones. What is still held since its last use is not fetched again; in a pipeline every
+        use counts, as in `plan.exchange`."""
+        if self.stage != 3:
+            return {}
+        numbered = [(number, layer) for number in own_blocks for layer in layers(self.script.blocks[number])]
+        loads = layer_loads([layer for _, layer in numbered], self.owners, self.layout)
+        backward = []
+        for number in reversed(own_blocks):
+            of_block = [at for at, (block, _) in enumerate(numbered) if block == number]
+            backward += [*(of_block if self._is_recomputed(number) else ()), *reversed(of_block)]
+        uses = [("forward", at) for at in range(len(numbered))] + [("backward", at) for at in backward]
+        goes = [True] * len(uses)
+        if self.degrees.pipeline == 1:
+            order = tuple(at for _, at in uses) * self.passes
+            goes = travels(order, tuple(map(tuple, loads)), self.layout.prefetch)
+        fetches: dict[tuple[int, str, int], dict[int, float]] = {}
+        for number, ((kind, at), go) in enumerate(zip(uses * self.passes, goes, strict=True)):
+            elements = fetches.setdefault((number // len(uses), kind, numbered[at][0]), {})
+            for owner, count in enumerate(loads[at] if go else ()):
+                elements[owner] = elements.get(owner, 0.0) + count
+        return fetches
