@@ -194,7 +194,7 @@ def plan(
     if png is not None and (png.is_dir() or not png.parent.is_dir()):
         raise UsageError(f"--png {png}: give the name of a file in a folder that exists.")
     import_paddle()
-    from paddle_dp.doctor.layout_trial import trial, trial_fields, trial_lines
+    from paddle_dp.doctor.layout_trial import refuse, trial, trial_fields, trial_lines
     from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
 
     numbers = rank_numbers(ranks)
@@ -202,11 +202,14 @@ def plan(
         raise UsageError(f"--write {write} writes one recipe: give one number of cards, such as --ranks 64.")
     if try_ is not None and len(numbers) > 1:
         raise UsageError(f"--try {try_} runs one number of ranks: give it, such as --ranks 2.")
+    _positive("--try", 1 if try_ is None else try_)
     planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
-    tried = None if try_ is None else trial(planned, recipe, overrides or (), _positive("--try", try_))
+    if try_ is not None:
+        refuse(planned)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if png is not None:
         _draw(planned, png)
+    tried = None if try_ is None else trial(planned, recipe, overrides or (), try_)
     if json:
         fields = planned.as_fields() | {"written": None if path is None else str(path)}
         print(json_text.dumps(fields | ({} if tried is None else {"tried": trial_fields(tried)}), indent=2))
