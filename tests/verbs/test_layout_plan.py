@@ -12,8 +12,8 @@ import pytest
 from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.devices import DEVICES
-from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.plan.error_bars import STAGE3
+from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount
 from paddle_dp.verbs.forecast import forecast, layout_of
