@@ -139,7 +139,7 @@ ROOMS: dict[str, tuple[int, str]] = {
 # Rooms that the core does without: the family, the outer houses and the extras.
 _OUTSIDE_CORE = """
     strategies/async_average strategies/_rounds strategies/parameter_server strategies/branches strategies/replicas
-    launch doctor proof certificate audit why verbs weights dashboard trackers report
+    launch doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
 # Of one step the files of these are counted apart: how many there are depends on the recipe.
