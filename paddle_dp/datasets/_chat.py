@@ -18,6 +18,8 @@ from paddle_dp.datasets._paths import MissingDataError
 from paddle_dp.errors import DataError, InstallError
 
 ROLES = ("system", "user", "assistant", "tool")
+UNWRITTEN = ("tools", "functions")
+"""Fields beside the messages that no template is given."""
 Message = dict[str, Any]
 Turn = tuple[int, int]
 """First and last character of an assistant's turn in a conversation's text, as a slice."""
@@ -28,10 +30,10 @@ class WrongLineError(DataError):
     """A line is no conversation that can be learned from; the text is the reason, without the place."""
 
 
-def conversation(line: bytes, field: str) -> list[Message]:
-    """The messages of one line of a .jsonl file. Raises WrongLineError."""
+def conversation(line: bytes | dict[str, Any], field: str) -> list[Message]:
+    """The messages of one line of a .jsonl file, or of a row of a table. Raises WrongLineError."""
     try:
-        record = json.loads(line)
+        record = line if isinstance(line, dict) else json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WrongLineError(f"this line is not JSON: {error}. A .jsonl file has one object a line") from None
     if not isinstance(record, dict) or field not in record:
@@ -42,7 +44,7 @@ def conversation(line: bytes, field: str) -> list[Message]:
     messages = record[field]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise WrongLineError(f'\'{field}\' is no list of objects such as {{"role": "user", "content": "…"}}')
-    for key in ("tools", "functions"):
+    for key in UNWRITTEN:
         if record.get(key):
             raise WrongLineError(f"'{key}' are not written into the text: leave them out, or into a message")
     for number, message in enumerate(messages, 1):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 from pathlib import Path
 
 from paddle_dp.errors import DataError, UsageError
@@ -31,3 +34,32 @@ def inside(folder: Path, names: tuple[str, ...], description: str) -> Path:
     there = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
     has = f"has {', '.join(there)}" if there else "is empty" if folder.is_dir() else "is not a folder"
     raise MissingDataError(f"dataset.path: {folder} has no {' or '.join(names)}, {description}; it {has}")
+
+
+def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]:
+    """The files of a pattern in `root`, sorted, or of a range, `a-{00..12}.b`, in its order. Raises MissingDataError
+    for none, and for one of a range that does not exist; `example`: a pattern of such files."""
+    ranges = re.findall(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if not ranges:
+        files = sorted(root.glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
+    else:
+        numbers = [[str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)] for low, high in ranges]
+        pieces = re.split(r"\{\d+\.\.\d+\}", pattern)
+        files = [
+            root / "".join(itertools.chain(*zip(pieces, [*chosen, ""], strict=True)))
+            for chosen in itertools.product(*numbers)
+        ]
+    absent = next((file for file in files if not file.is_file()), None)
+    if not files or absent is not None:
+        there = sorted(entry.name for entry in root.iterdir())[:8] if root.is_dir() else []
+        has = f"{root} has {', '.join(there) or 'nothing'}"
+        raise MissingDataError(
+            f"dataset.{setting}: {absent or root / pattern} does not exist; {has}. Give the pattern of the files, "
+            f"such as dataset.{setting}='{example}'"
+        )
+    return files
+
+
+def file_state(stat: os.stat_result) -> tuple[int, int]:
+    """Size and time of change: another state of a file has another one."""
+    return stat.st_size, stat.st_mtime_ns

@@ -19,6 +19,7 @@ import numpy as np
 from paddle_dp.datasets import _windows
 from paddle_dp.datasets._arrays import Array
 from paddle_dp.datasets._labels import MOST_CLASSES
+from paddle_dp.datasets._paths import file_state
 from paddle_dp.errors import DataError
 from paddle_dp.text import and_more
 
@@ -37,11 +38,7 @@ def shard_index(shards: Sequence[Path], image: str | None, label: str, cache: st
     a damaged archive, a member that is no plain file, a name that occurs twice, and a sample without one image and one
     label.
     """
-    stats = [shard.stat() for shard in shards]
-    states = [
-        (str(shard.resolve()), stat.st_size, stat.st_mtime_ns)
-        for shard, stat in zip(shards, stats, strict=True)
-    ]
+    states = [(str(shard.resolve()), *file_state(shard.stat())) for shard in shards]
     name = _windows._key("tar", _VERSION, states, image, label)
     folder = _windows._cache_folder(cache)
     (index,) = _windows._cached(folder, name, lambda: (_indexed(shards, image, label),), arrays=1)
@@ -169,7 +166,7 @@ class TarShards:
 
     def __init__(self, shards: Sequence[Path]):
         self.files = [*shards]
-        self._states = [_state(os.stat(shard)) for shard in shards]
+        self._states = [file_state(os.stat(shard)) for shard in shards]
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
@@ -187,7 +184,7 @@ class TarShards:
             descriptor = os.open(self.files[shard], os.O_RDONLY)
         except OSError as error:
             raise DataError(f"{self.files[shard]} cannot be read: {error.strerror}") from error
-        if _state(os.fstat(descriptor)) != self._states[shard]:
+        if file_state(os.fstat(descriptor)) != self._states[shard]:
             os.close(descriptor)
             raise DataError(
                 f"{self.files[shard]} has changed after its index was made: start the training again"
@@ -200,7 +197,3 @@ class TarShards:
     def __del__(self) -> None:
         for descriptor in vars(self).get("_open", {}).values():
             os.close(descriptor)
-
-
-def _state(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_size, stat.st_mtime_ns

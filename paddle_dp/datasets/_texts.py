@@ -1,6 +1,6 @@
 """Finds text files, chooses the held-out ones by their names alone, and reads the documents of a file.
 
-Files other than plain text (a table, an archive) are refused: their syntax would be trained like words.
+Other files than texts and Parquet (another table, an archive) are refused: their syntax would be trained like words.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import json
 import math
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from paddle_dp.datasets._parquet import is_parquet, records
 from paddle_dp.datasets._paths import MissingDataError, existing_path
 
 Named = tuple[str, Path]
 """A file with its name relative to the given folder, which is equal on every machine."""
+Span = tuple[float, float]
+"""The part of a file to read, start and stop in [0, 1]: of its documents, or of its bytes if it is one document."""
 
 _BY_PANDAS = "write it as one document a line: pandas.read_{}('{}').to_json('data.jsonl', orient='records', lines=True)"
 _UNPACK = "unpack it: {} '{}'"
@@ -27,7 +31,6 @@ _CONTAINERS = {
     ".csv": ("a table", _BY_PANDAS, "csv"),
     ".tsv": ("a table", _BY_PANDAS, "table"),
     ".xlsx": ("a table", _BY_PANDAS, "excel"),
-    ".parquet": ("a table", _BY_PANDAS, "parquet"),
     ".arrow": ("a table", _BY_PANDAS, "feather"),
     ".feather": ("a table", _BY_PANDAS, "feather"),
     ".gz": ("compressed", _UNPACK, "gunzip -k"),
@@ -37,11 +40,12 @@ _CONTAINERS = {
     ".zip": ("an archive", _UNPACK, "unzip"),
     ".tar": ("an archive", _UNPACK, "tar -xf"),
     ".tgz": ("an archive", _UNPACK, "tar -xf"),
+    "PAR1": ("a Parquet file", "call it .parquet", ""),
     ".pdf": ("a document with a layout", "take its text out: {} '{}'", "pdftotext"),
 }
 _BEGINNINGS = {
     b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst", b"PK\x03\x04": ".zip",
-    b"PAR1": ".parquet", b"ARROW1": ".arrow", b"%PDF-": ".pdf",
+    b"PAR1": "PAR1", b"ARROW1": ".arrow", b"%PDF-": ".pdf",
 }  # fmt: skip
 _LOOKED_AT = 1 << 13  # bytes of a file that are searched for a zero byte, which no text has
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -70,8 +74,12 @@ def text_files(path: str | None) -> list[Named]:
     return files
 
 
-def holds_lines(file: Path) -> bool:
-    """True if each line of the file is a JSON object with a document (by its suffix)."""
+def holds_documents(file: Path) -> bool:
+    """True if the file has many documents (by its suffix): a JSON object with one a line, or a row of a table."""
+    return is_parquet(file) or _holds_lines(file)
+
+
+def _holds_lines(file: Path) -> bool:
     return file.suffix.lower() in (".jsonl", ".ndjson")
 
 
@@ -88,25 +96,38 @@ def _refuse_container(file: Path, suffix: str, glob_of: str | None = None) -> No
     )
 
 
-def documents(file: Path, field: str) -> list[bytes]:
-    """The documents of a file: the `field` of each line of a .jsonl file, else the whole file.
+def documents(file: Path, field: str, span: Span = (0.0, 1.0)) -> Iterator[bytes]:
+    """Yields the documents of a part of a file: the `field` of each line of a .jsonl file, or of each row of a .parquet
+    file; else the text of the file is one document.
 
     Raises MissingDataError for a file that is no text, and for a line that is not JSON or lacks the field.
     """
-    text = _text(file)
-    if not holds_lines(file):
-        return [text]
-    return [_document(f"{file}:{number}", line, field) for number, line in _lines(text)]
+    if holds_documents(file):
+        for label, record in numbered(file, field, span):
+            yield _document(label, record, field)
+    else:
+        text = _text(file)
+        start, stop = (round(share * len(text)) for share in span)
+        yield text[start:stop]
 
 
-def lines(file: Path) -> list[tuple[int, bytes]]:
-    """The lines of a .jsonl file that are not empty, with their numbers. Raises MissingDataError for another file."""
-    if not holds_lines(file):
+def numbered(
+    file: Path, field: str, span: Span, further: Sequence[str] = ()
+) -> Iterator[tuple[str, bytes | dict[str, Any]]]:
+    """Yields ("file:number", line) of a part of a .jsonl file, lines that are empty left out, or ("file:number", row)
+    of a .parquet file: the columns `field` and those of `further` that there are. Raises MissingDataError for another
+    file."""
+    if is_parquet(file):
+        yield from ((f"{file}:{number}", record) for number, record in records(file, field, span, further))
+        return
+    if not _holds_lines(file):
         raise MissingDataError(
-            f"dataset.path: {file} is no .jsonl file, with an object a line: name one, or a glob, "
-            "dataset.path='data/**/*.jsonl'."
+            f"dataset.path: {file} is no .jsonl file, with an object a line, and no .parquet file: name one, or a "
+            "glob, dataset.path='data/**/*.jsonl'."
         )
-    return list(_lines(_text(file)))
+    lines = list(_lines(_text(file)))
+    start, stop = (round(share * len(lines)) for share in span)
+    yield from ((f"{file}:{number}", line) for number, line in lines[start:stop])
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
@@ -129,18 +150,9 @@ def _text(file: Path) -> bytes:
     return text
 
 
-def _document(label: str, line: bytes, field: str) -> bytes:
-    """The text of one line of a .jsonl file. `label` names the line in errors."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:  # JSON's and UTF-8's errors
-        raise MissingDataError(
-            f"{label}: this line is not JSON: {error}. A .jsonl file has one object a line."
-        ) from None
-    if not isinstance(record, dict):
-        raise MissingDataError(
-            f'{label}: this line is no JSON object, such as {{"{field}": "…"}}: {line[:40]!r}'
-        )
+def _document(label: str, line: bytes | dict[str, Any], field: str) -> bytes:
+    """The text of one line of a .jsonl file, or of a row. `label` names it in errors."""
+    record = line if isinstance(line, dict) else _record(label, line, field)
     if field not in record:
         names = ", ".join(record) or "no fields"
         raise MissingDataError(
@@ -153,6 +165,20 @@ def _document(label: str, line: bytes, field: str) -> bytes:
             "(dataset.field), or write the text that is to be learned, with its roles and marks, into one."
         )
     return record[field].encode("utf-8", "surrogatepass")
+
+
+def _record(label: str, line: bytes, field: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # JSON's and UTF-8's errors
+        raise MissingDataError(
+            f"{label}: this line is not JSON: {error}. A .jsonl file has one object a line."
+        ) from None
+    if not isinstance(record, dict):
+        raise MissingDataError(
+            f'{label}: this line is no JSON object, such as {{"{field}": "…"}}: {line[:40]!r}'
+        )
+    return record
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:

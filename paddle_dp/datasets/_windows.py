@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
+from paddle_dp.datasets._texts import Span
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
 from paddle_dp.files import replacing
@@ -27,8 +28,6 @@ from paddle_dp.units import Bytes, Fraction, Positive
 
 _VERSION = 1  # of the token files' format
 Filled = TypeVar("Filled", bound=Sized)
-Span = tuple[float, float]
-"""The part of each file to read, start and stop in [0, 1]: of its documents, or of its bytes if it is one document."""
 Encode = Callable[[tuple[Path, ...], Span], tuple[Array, ...]]
 """Makes arrays of the files' documents, the tokens first."""
 
@@ -67,11 +66,11 @@ class TextConfig:
     """The text files and their tokenization."""
 
     path: str | None = None
-    """A folder, a file or a glob: of texts, or of .jsonl files with a document a line. Tables and archives are
-    refused."""
+    """A folder, a file or a glob: of texts, of .jsonl files with a document a line, or of .parquet files with a
+    document a row. Other tables, and archives, are refused."""
 
     field: str = "text"
-    """The field of a .jsonl line that is its text."""
+    """The field of a .jsonl line, or the column of a .parquet file, that is its text."""
 
     limit: Bytes | None = None
     """Read the first files, in the order of their names, up to this much text."""
@@ -112,7 +111,7 @@ class TextConfig:
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
-        lines = [self.field] if any(map(_texts.holds_lines, files)) else []
+        lines = [self.field] if any(map(_texts.holds_documents, files)) else []
         name = _key(states, span, by.identity, *lines, *settings)
         return files, _cached(_cache_folder(self.cache), name, lambda: encode(files, span), arrays)
 
@@ -130,7 +129,7 @@ class TextConfig:
         one included. Raises DataError for a document without a token to predict."""
         by = tokenizer(self.tokenizer)
         try:
-            documents = _texts.documents(path, self.field)
+            documents = list(_texts.documents(path, self.field))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
         for text in documents:
@@ -160,13 +159,7 @@ def _encode(files: tuple[Path, ...], span: Span, by: Tokenizer, field: str) -> t
     end = np.array([] if by.end is None else [by.end], dtype)
     pieces = [np.zeros(0, dtype)]
     for file in files:
-        documents: list[bytes] = _texts.documents(file, field)
-        if _texts.holds_lines(file):
-            start, stop = (round(share * len(documents)) for share in span)
-            documents = documents[start:stop]
-        else:
-            start, stop = (round(share * len(documents[0])) for share in span)
-            documents = [documents[0][start:stop]]
+        documents = _texts.documents(file, field, span)
         pieces += [np.concatenate([by.encode(text), end]) for text in documents]
     return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces[1:]])
 

@@ -1,8 +1,7 @@
-"""Conversations in .jsonl files, whole and packed into windows; only answers are learned. For gpt and llama."""
+"""Conversations in .jsonl or .parquet files, whole, packed into windows; only answers are learned. For gpt, llama."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,11 @@ import numpy as np
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array
-from paddle_dp.datasets._chat import Template, WrongLineError, conversation, template_of
+from paddle_dp.datasets._chat import UNWRITTEN, Template, WrongLineError, conversation, template_of
 from paddle_dp.datasets._packing import BestFit, Documents, Packed
 from paddle_dp.datasets._paths import MissingDataError, existing_path
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
-from paddle_dp.datasets._windows import Span, TextConfig
+from paddle_dp.datasets._windows import TextConfig
 
 
 class Conversations(Packed):
@@ -49,7 +48,7 @@ class Config(TextConfig):
     masks_documents: ClassVar[bool] = True  # a model's attention gets a mask
 
     field: str = "messages"
-    """The field of a .jsonl line that is its list of {role, content}."""
+    """The field of a .jsonl line, or the column of a .parquet file, that is its list of {role, content}."""
 
     longer: Literal["cut", "refuse"] = "cut"
     """`cut`: of a conversation with more than `length` tokens to predict the first ones are read, and one without an
@@ -104,12 +103,12 @@ class Config(TextConfig):
 
 
 def _encode(
-    files: tuple[Path, ...], span: Span, by: Tokenizer, field: str, template: Template
+    files: tuple[Path, ...], span: _texts.Span, by: Tokenizer, field: str, template: Template
 ) -> tuple[Array, Array, Array]:
     """The tokens of all conversations in the files' order, the number of tokens up to each one's end, and whether a
     token is learned. Raises MissingDataError that names the first wrong line and the number of others."""
     tokens, learned, wrong = [np.zeros(0, kind(by.vocab))], [np.zeros(0, bool)], []
-    for label, line in _lines(files, span):
+    for label, line in (each for file in files for each in _texts.numbered(file, field, span, UNWRITTEN)):
         try:
             text, turns = template.write(conversation(line, field))
             pieces, slices = by.encode_with_slices(text)
@@ -128,11 +127,3 @@ def _encode(
         raise MissingDataError(f"{wrong[0]}.{others}")
     ends = np.cumsum([len(piece) for piece in tokens[1:]], dtype=np.int64)
     return np.concatenate(tokens), ends, np.concatenate(learned)
-
-
-def _lines(files: tuple[Path, ...], span: Span) -> Iterator[tuple[str, bytes]]:
-    """Yields ("file:number", line) of the part of each file to read."""
-    for file in files:
-        lines = _texts.lines(file)
-        start, stop = (round(share * len(lines)) for share in span)
-        yield from ((f"{file}:{number}", line) for number, line in lines[start:stop])

@@ -1,4 +1,4 @@
-"""Text or .jsonl files as full windows of whole documents, which attention does not cross; for gpt and llama."""
+"""Text, .jsonl or .parquet files as full windows of documents, which attention does not cross; for gpt and llama."""
 
 from __future__ import annotations
 

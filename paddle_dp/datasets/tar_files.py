@@ -6,8 +6,6 @@ An index of the samples is made once, so they are read in any order, and a resum
 from __future__ import annotations
 
 import io
-import itertools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +13,7 @@ from typing import BinaryIO
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images, View, Views
 from paddle_dp.datasets._labels import class_names, refuse_unknown
-from paddle_dp.datasets._paths import MissingDataError, existing_path
+from paddle_dp.datasets._paths import existing_path, files_of
 from paddle_dp.datasets._tars import TarShards, shard_index
 
 
@@ -48,11 +46,11 @@ class Config(Views):
     def build(self, split: str) -> TarImages:
         """Targets int64, as in the files. Without `names` a class is named by its number."""
         root = existing_path(self.path, "the folder that holds the tar files")
-        train = _shards(root, self.train, "train")
+        train = files_of(root, self.train, "train", "data-*.tar")
         index = learned = shard_index(train, self.image, self.label, self.cache)
         files = train
         if checked_split(split) == "test":
-            files = _shards(root, self.test, "test")
+            files = files_of(root, self.test, "test", "data-*.tar")
             index = shard_index(files, self.image, self.label, self.cache)
             refuse_unknown(index["label"], learned["label"], root / self.test, root / self.train)
         classes = class_names(root, self.names, int(learned["label"].max()) + 1)
@@ -76,27 +74,3 @@ class TarImages(Images):
 
     def file_of(self, index: int) -> str:
         return str(self._shards.files[self._index[index]["shard"]])
-
-
-def _shards(root: Path, pattern: str, setting: str) -> list[Path]:
-    """The files of a pattern in `root`, sorted, or of a range, in its order. Raises MissingDataError for none, and for
-    one of a range that does not exist."""
-    ranges = re.findall(r"\{(\d+)\.\.(\d+)\}", pattern)
-    if not ranges:
-        files = sorted(root.glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
-    else:
-        numbers = [[str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)] for low, high in ranges]
-        pieces = re.split(r"\{\d+\.\.\d+\}", pattern)
-        files = [
-            root / "".join(itertools.chain(*zip(pieces, [*chosen, ""], strict=True)))
-            for chosen in itertools.product(*numbers)
-        ]
-    absent = next((file for file in files if not file.is_file()), None)
-    if not files or absent is not None:
-        there = sorted(entry.name for entry in root.iterdir())[:8] if root.is_dir() else []
-        has = f"{root} has {', '.join(there) or 'nothing'}"
-        raise MissingDataError(
-            f"dataset.{setting}: {absent or root / pattern} does not exist; {has}. Give the pattern of the tar files, "
-            f"such as dataset.{setting}='data-*.tar'"
-        )
-    return files

@@ -1,4 +1,4 @@
-"""Text or .jsonl files as windows of tokens, for next-token prediction; by default Python's standard library."""
+"""Text, .jsonl or .parquet files as windows of tokens, to predict the next; by default Python's standard library."""
 
 from __future__ import annotations
 

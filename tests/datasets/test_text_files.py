@@ -233,13 +233,21 @@ def test_a_line_that_holds_no_document_is_named(tmp_path, lines, said):
 
 
 @pytest.mark.parametrize("name", [f"data{suffix}" for suffix in (
-    ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".jsonl.gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".PDF"
+    ".json", ".csv", ".tsv", ".arrow", ".gz", ".jsonl.gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".PDF"
 )])  # fmt: skip
 def test_a_container_is_refused_with_what_to_do(tmp_path, name):
     with pytest.raises(
         UsageError, match=r"its syntax would be trained as text: (write|unpack|call|take) .*data"
     ):
         lines_in(tmp_path, "a,b", name=name).build("train")
+
+
+def test_a_parquet_file_needs_pyarrow(tmp_path, monkeypatch):
+    """Rows and columns are in test_parquet.py."""
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InstallError, match=r"a\.parquet needs the package pyarrow.*'paddle_dp\[parquet\]'"):
+        Config(path=str(tmp_path / "a.parquet"), cache=str(tmp_path)).build("train")
 
 
 def test_a_container_is_known_by_its_first_bytes_and_in_a_folder(texts, tmp_path):

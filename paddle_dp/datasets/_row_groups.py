@@ -1,0 +1,194 @@
+"""Samples in the row groups of Parquet files: an index that is made once, groups that are kept up to an amount of
+memory, and an order of epochs that needs no more.
+
+A row group is read whole. So an epoch is read in windows: row groups in a random order, as many as half of the memory
+holds, and their rows in a random order, before those of the next window.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from paddle_dp.datasets import _windows
+from paddle_dp.datasets._arrays import Array, permutation
+from paddle_dp.datasets._parquet import opened, pyarrow_parquet, require_columns
+from paddle_dp.datasets._paths import MissingDataError, file_state
+from paddle_dp.errors import DataError
+from paddle_dp.text import and_more
+from paddle_dp.units import Bytes
+
+_VERSION = 1  # of the index
+_MOST_OPEN = 64  # files that a process keeps open
+_ROW_DRAWS, _GROUP_DRAWS = 0x726F7773, 0x67727073  # rows, groups and the mixture's sources draw other numbers
+_GROUP = np.dtype([("file", "<u4"), ("group", "<u4"), ("rows", "<i8"), ("bytes", "<i8")])
+Group = TypeVar("Group")
+
+
+def group_index(files: Sequence[Path], columns: dict[str, str], cache: str | None) -> Array:
+    """The row groups of the files in their order, without empty ones: `file`, `group`, `rows`, and the `bytes` that
+    the columns have when they are unpacked. `columns`: setting by column.
+
+    It is kept in the folder `cache`, under a name of the files' paths, sizes and times of change. Raises DataError for
+    a damaged file and MissingDataError for one without a column, or if there is no row.
+    """
+    pyarrow_parquet(files[0])
+    key = _windows._key("row groups", _VERSION, _states(files), [*columns])
+    folder = _windows._cache_folder(cache)
+    (index,) = _windows._cached(folder, key, lambda: (_index(files, columns),), arrays=1)
+    return index
+
+
+def column_values(
+    files: Sequence[Path], column: str, check: Callable[[Path, Any], Array], cache: str | None, name: str
+) -> Array:
+    """A small column of all files, such as labels, likewise kept in `cache`; `check` makes an array of a file's."""
+    key = _windows._key(name, _VERSION, _states(files), column)
+
+    def make() -> tuple[Array]:
+        return (np.concatenate([check(file, _column(file, column)) for file in files]),)
+
+    return _windows._cached(_windows._cache_folder(cache), key, make, arrays=1)[0]
+
+
+def _states(files: Sequence[Path]) -> list[tuple[Any, ...]]:
+    return [(str(file.resolve()), *file_state(file.stat())) for file in files]
+
+
+def _column(file: Path, column: str) -> Any:
+    try:
+        return opened(file).read(columns=[column], use_threads=False).column(column)
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow has an error class for each kind of damage
+        raise DataError(f"{file}: column {column} cannot be read: {error}") from error
+
+
+def _index(files: Sequence[Path], columns: dict[str, str]) -> Array:
+    rows: list[tuple[int, int, int, int]] = []
+    for number, file in enumerate(files):
+        table = opened(file)
+        for column, setting in columns.items():
+            require_columns(file, table, [column], setting)
+        for group in range(table.metadata.num_row_groups):
+            described = table.metadata.row_group(group)
+            chunks = [described.column(n) for n in range(described.num_columns)]
+            sizes = [
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if chunk.path_in_schema.split(".")[0] in columns
+            ]
+            if described.num_rows:
+                rows.append((number, group, described.num_rows, sum(sizes)))
+    if not rows:
+        raise MissingDataError(f"{files[0]}{and_more(files)} hold no row")
+    return np.array(rows, _GROUP)
+
+
+class RowGroups(Generic[Group]):
+    """The rows of files by number. `convert` makes what is kept of a group's table, and of the "file, row group n" that
+    messages have.
+
+    Each process keeps groups up to `memory` in all, and reads again what it has let go. Raises MissingDataError for a
+    group that is larger.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        index: Array,
+        columns: Sequence[str],
+        memory: Bytes,
+        convert: Callable[[Any, str], Group],
+    ):
+        self.files, self._index, self._columns, self._convert = [*files], index, [*columns], convert
+        self._memory = memory
+        self._states = [file_state(os.stat(file)) for file in files]
+        self._ends = np.cumsum(index["rows"])
+        self._begin()
+        largest = index[np.argmax(index["bytes"])]
+        if largest["bytes"] > memory.count:
+            raise MissingDataError(
+                f"dataset.memory: {self.files[largest['file']]} has a row group of {largest['rows']:,} rows and "
+                f"{largest['bytes'] / 2**20:,.3g} MB, and a process keeps {memory}: raise it, or write smaller groups, "
+                "pyarrow.parquet.write_table(table, file, row_group_size=1000)"
+            )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def row(self, number: int) -> tuple[Group, int]:
+        """The group that a row is in, and its number within."""
+        group = int(np.searchsorted(self._ends, number, side="right"))
+        first = int(self._ends[group] - self._index["rows"][group])
+        return self._group(group), number - first
+
+    def name_of(self, number: int) -> str:
+        """Such as "train-000.parquet:17", the row counted from 1 in its file."""
+        group = int(np.searchsorted(self._ends, number, side="right"))
+        file = self._index["file"][group]
+        first = self._ends[group] - self._index["rows"][group]
+        before = self._index["rows"][:group][self._index["file"][:group] == file].sum()
+        return f"{self.files[file]}:{number - first + before + 1}"
+
+    def file_of(self, number: int) -> str:
+        group = int(np.searchsorted(self._ends, number, side="right"))
+        return str(self.files[self._index["file"][group]])
+
+    def order(self, seed: int, epoch: int) -> Array:
+        """The numbers of all rows in the order of an epoch, int64: groups and the rows of a window are permuted."""
+        groups = permutation(len(self._index), seed % 2**64, epoch, _GROUP_DRAWS)
+        window, used = 0, 0
+        windows = np.empty(len(groups), np.int64)
+        for group, size in zip(groups.tolist(), self._index["bytes"][groups].tolist(), strict=True):
+            if used and used + size > self._memory.count // 2:
+                window, used = window + 1, 0
+            windows[group], used = window, used + size
+        of_row = np.repeat(windows, self._index["rows"])
+        drawn = permutation(len(of_row), seed % 2**64, epoch, _ROW_DRAWS)
+        return drawn[np.argsort(of_row[drawn], kind="stable")]
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._groups: OrderedDict[int, tuple[Group, int]] = OrderedDict()
+        self._used = 0
+
+    def _group(self, group: int) -> Group:
+        if self._process != os.getpid():
+            self._begin()  # a fork has a copy of pyarrow's locks, in any state
+        if group in self._groups:
+            self._groups.move_to_end(group)
+            return self._groups[group][0]
+        row = self._index[group]
+        name = f"{self.files[row['file']]}, row group {row['group']}"
+        try:
+            table = self._file(int(row["file"])).read_row_group(
+                int(row["group"]), columns=self._columns, use_threads=False
+            )
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow has an error class for each kind of damage
+            raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+        converted, size = self._convert(table, name), table.nbytes
+        while self._groups and self._used + size > self._memory.count:
+            self._used -= self._groups.popitem(last=False)[1][1]
+        self._groups[group], self._used = (converted, size), self._used + size
+        return converted
+
+    def _file(self, number: int) -> Any:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        file = self.files[number]
+        if file_state(os.stat(file)) != self._states[number]:
+            raise DataError(f"{file} has changed after its index was made: start the training again")
+        self._open[number] = opened(file)
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return self._open[number]
