@@ -23,6 +23,7 @@ from paddle_dp.core.optimizer import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
+from paddle_dp.data.sources import refuse_targets, sources_targets
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, same_run
 from paddle_dp.identity.facts import TrainingSettings
@@ -91,6 +92,7 @@ class TrainerBuilder:
         self._warnings: list[str] = []
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
+        self._targets: dict[str, Any] = {}  # of the first sample of each of a data set's sources
         self._findings: Findings | None = None  # of the task's trial
         self.metrics: tuple[Metric, ...] = ()  # of evaluations, from when the loss is known
         consistency.compare_setups(setup, mesh)
@@ -149,6 +151,7 @@ class TrainerBuilder:
             fingerprint = consistency.compare_data(data_name, dataset, s.seed, s.loader, self.mesh)
         self._fingerprints[split] = fingerprint
         _refuse_empty(split, dataset)
+        self._targets |= sources_targets(dataset, s.seed)
         return dataset
 
     @property
@@ -177,6 +180,7 @@ class TrainerBuilder:
         task = replace(task, samples=self._samples, known_differences=tuple(self._warnings))
         check_within(task.optimizer, task.loss.function, task.model)
         consistency.compare_task(task, self.mesh)
+        refuse_targets(self._targets, task.loss.function)
         self.metrics = metrics_of(self.setup.metrics, task.loss.function)
         return task
 

@@ -23,7 +23,7 @@ from paddle_dp.structure import named_leaves, structure_of, unflatten
 Pads = Mapping[str, Pad]
 
 
-_FORWARDED = ("classes", "epoch_order", "file_of", "name_of")
+_FORWARDED = ("classes", "epoch_order", "file_of", "first_samples", "name_of")
 
 
 class Transformed:

@@ -97,6 +97,14 @@ class Concatenated:
         source, sample = self._position(index)
         return self._datasets[source][sample]
 
+    def first_samples(self) -> dict[str, int]:
+        """The index of the first sample of each data set, by its name; also of those within a mixture."""
+        samples: dict[str, int] = {}
+        for name, start, dataset in zip(self._names, self._starts, self._datasets, strict=False):
+            within = dataset.first_samples() if hasattr(dataset, "first_samples") else {name: 0}
+            samples |= {inner: start + index for inner, index in within.items()}
+        return samples
+
     def name_of(self, index: int) -> str:
         """Such as "dataset.sources.1 (text_files): sample 17", or with the file."""
         source, sample = self._position(index)

@@ -219,8 +219,13 @@ def choose_test_files(files: list[Named], fraction: float) -> set[str]:
 
     A file's hash does not depend on the other files, so a new file changes the split of few others.
     """
-    number = min(math.ceil(fraction * len(files) - 1e-9), len(files) - 1)
+    number = count_test(fraction, len(files))
     return set(sorted((name for name, _ in files), key=_hash)[:number])
+
+
+def count_test(fraction: float, count: int) -> int:
+    """How many of `count` are held out: the share rounded up, but never all."""
+    return max(0, min(math.ceil(fraction * count - 1e-9), count - 1))
 
 
 def _hash(name: str) -> str:

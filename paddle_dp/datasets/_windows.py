@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from paddle_dp.units import Bytes, Fraction, Positive
 
 _VERSION = 1  # of the token files' format
 Filled = TypeVar("Filled", bound=Sized)
-Encode = Callable[[tuple[Path, ...], Span], tuple[Array, ...]]
+Encode = Callable[[], tuple[Array, ...]]
 """Makes arrays of the files' documents, the tokens first."""
 
 
@@ -95,30 +96,30 @@ class TextConfig:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
         by = tokenizer(self.tokenizer)
         files, (tokens,) = self.texts(split, by, arrays=1)
-        return self.filled(Windows(tokens, self.length, files, by), split, tokens, files)
+        return self.filled(Windows(tokens, self.length, files, by), split, len(tokens), files)
 
     def texts(self, split: str, by: Tokenizer, arrays: int) -> tuple[tuple[Path, ...], tuple[Array, ...]]:
         """The files of a split, their tokens and, if `arrays` is 2, the number of tokens up to each document's end."""
-        return self.encoded(split, by, lambda files, span: _encode(files, span, by, self.field), arrays)
+        files, span = self._texts(checked_split(split))
+        encode = partial(_encode, files, span, by, self.field)
+        return files, self.encoded(files, encode, arrays, span, by.identity)
 
     def encoded(
-        self, split: str, by: Tokenizer, encode: Encode, arrays: int, *settings: object
-    ) -> tuple[tuple[Path, ...], tuple[Array, ...]]:
-        """The files of a split, and the first `arrays` arrays that `encode` makes of them, or has made before.
-        `settings`: other settings that it depends on (JSON values)."""
-        files, span = self._texts(checked_split(split))
+        self, files: tuple[Path, ...], encode: Encode, arrays: int, *settings: object
+    ) -> tuple[Array, ...]:
+        """The first `arrays` arrays that `encode` makes of the files, or has made before. `settings`: all else that it
+        depends on (JSON values)."""
         stats = [file.stat() for file in files]
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
-        lines = [self.field] if any(map(_texts.holds_documents, files)) else []
-        name = _key(states, span, by.identity, *lines, *settings)
-        return files, _cached(_cache_folder(self.cache), name, lambda: encode(files, span), arrays)
+        field = [self.field] if any(map(_texts.holds_documents, files)) else []
+        return _cached(_cache_folder(self.cache), _key(states, *settings, *field), encode, arrays)
 
-    def filled(self, data: Filled, split: str, tokens: Array, files: tuple[Path, ...]) -> Filled:
-        """`data`, made of these tokens. Raises DataError if it has no sample."""
+    def filled(self, data: Filled, split: str, tokens: int, files: tuple[Path, ...]) -> Filled:
+        """`data`, made of so many tokens. Raises DataError if it has no sample."""
         if not len(data):
-            sizes = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
+            sizes = f"{tokens} tokens in {len(files)} files, and a sample needs {self.length + 1}"
             raise DataError(
                 f"the {split} split has {sizes}: shorten dataset.length, or change dataset.held_out"
             )
@@ -140,11 +141,14 @@ class TextConfig:
                 window = tokens[start : start + self.length + 1]
                 yield window[:-1], window[1:]
 
+    def named_files(self) -> list[_texts.Named]:
+        """All files, up to `limit`."""
+        files = _texts.text_files(self.path)
+        return _texts.first_bytes(files, self.limit.count) if self.limit else files
+
     def _texts(self, split: str) -> tuple[tuple[Path, ...], Span]:
         """The files of a split, and the part of each to read."""
-        files = _texts.text_files(self.path)
-        if self.limit:
-            files = _texts.first_bytes(files, self.limit.count)
+        files = self.named_files()
         if len(files) == 1:
             span = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
             return (files[0][1],), span

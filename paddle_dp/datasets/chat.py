@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from paddle_dp.datasets import _texts
-from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._chat import UNWRITTEN, Template, WrongLineError, conversation, template_of
 from paddle_dp.datasets._packing import BestFit, Documents, Packed
 from paddle_dp.datasets._paths import MissingDataError, existing_path
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.datasets._windows import TextConfig
+from paddle_dp.units import Fraction
+
+_VERSION = 1  # of the arrays in the cache
 
 
 class Conversations(Packed):
@@ -50,6 +54,10 @@ class Config(TextConfig):
     field: str = "messages"
     """The field of a .jsonl line, or the column of a .parquet file, that is its list of {role, content}."""
 
+    held_out: Fraction = 0.05
+    """Share of the different conversations kept for the test split, chosen by their texts: equal ones are in one
+    split, and new lines move few others."""
+
     longer: Literal["cut", "refuse"] = "cut"
     """`cut`: of a conversation with more than `length` tokens to predict the first ones are read, and one without an
     answer in them is left out. `refuse`: it is an error."""
@@ -61,13 +69,23 @@ class Config(TextConfig):
             self.path and ".", "a .jsonl file with a conversation a line, a folder of them, or a glob"
         )
         template, by = template_of(self.tokenizer), tokenizer(self.tokenizer)
-        encode = partial(_encode, by=by, field=self.field, template=template)
-        files, (tokens, ends, learned) = self.encoded(split, by, encode, 3, template.identity)
-        documents = self._fitting(Documents.until(ends, tokens, learned), split)
+        files = tuple(file for _, file in self.named_files())
+        encode = partial(_encode, files, by, self.field, template)
+        settings = (_VERSION, by.identity, template.identity)
+        tokens, ends, learned, hashes = self.encoded(files, encode, 4, *settings)
+        documents = Documents.until(ends, tokens, learned)
+        chosen = _is_test(hashes, self.held_out) == (checked_split(split) == "test")
+        if not chosen.any():
+            raise MissingDataError(
+                f"dataset.path: all conversations of {self.path} are equal, so none can be held out for the test split"
+            )
+        documents = replace(documents, begins=documents.begins[chosen], inputs=documents.inputs[chosen])
+        count = int(documents.inputs.sum())
+        documents = self._fitting(documents, split)
         arrange = BestFit(documents.inputs, self.length)
         data = Conversations(documents, arrange, self.length, by, split == "test")
         data.template = template
-        return self.filled(data, split, tokens, files)
+        return self.filled(data, split, count, files)
 
     def _fitting(self, documents: Documents, split: str) -> Documents:
         """The documents, cut to a window. Prints how many are."""
@@ -102,13 +120,24 @@ class Config(TextConfig):
         return replace(documents, begins=documents.begins[read], inputs=inputs[read])
 
 
+def _is_test(hashes: Array, fraction: float) -> Array:
+    """Whether a conversation is held out, bool [n]: of the different ones the share with the smallest hashes. So equal
+    ones are in the same split, and new lines change the split of few others."""
+    different = np.unique(hashes)
+    return np.isin(hashes, different[: _texts.count_test(fraction, len(different))])
+
+
 def _encode(
-    files: tuple[Path, ...], span: _texts.Span, by: Tokenizer, field: str, template: Template
-) -> tuple[Array, Array, Array]:
-    """The tokens of all conversations in the files' order, the number of tokens up to each one's end, and whether a
-    token is learned. Raises MissingDataError that names the first wrong line and the number of others."""
-    tokens, learned, wrong = [np.zeros(0, kind(by.vocab))], [np.zeros(0, bool)], []
-    for label, line in (each for file in files for each in _texts.numbered(file, field, span, UNWRITTEN)):
+    files: tuple[Path, ...], by: Tokenizer, field: str, template: Template
+) -> tuple[Array, Array, Array, Array]:
+    """The tokens of all conversations in the files' order, the number of tokens up to each one's end, whether a token
+    is learned, and a hash uint64 of each one's text. Raises MissingDataError that names the first wrong line and the
+    number of others."""
+    tokens, learned, wrong = [np.zeros(0, kind(by.vocab))], [np.zeros(0, bool)], list[str]()
+    hashes: list[int] = []
+    for label, line in (
+        each for file in files for each in _texts.numbered(file, field, (0.0, 1.0), UNWRITTEN)
+    ):
         try:
             text, turns = template.write(conversation(line, field))
             pieces, slices = by.encode_with_slices(text)
@@ -118,6 +147,7 @@ def _encode(
         except WrongLineError as error:
             wrong.append(f"{label}: {error}")
             continue
+        hashes.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
         tokens.append(pieces)
         learned.append(counts)
     if wrong:
@@ -126,4 +156,4 @@ def _encode(
         )
         raise MissingDataError(f"{wrong[0]}.{others}")
     ends = np.cumsum([len(piece) for piece in tokens[1:]], dtype=np.int64)
-    return np.concatenate(tokens), ends, np.concatenate(learned)
+    return np.concatenate(tokens), ends, np.concatenate(learned), np.array(hashes, np.uint64)

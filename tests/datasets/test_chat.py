@@ -65,16 +65,41 @@ def test_an_answer_with_weight_0_is_read_and_not_learned(chat):
     assert texts(chat(json.dumps(record)).build("train")[0])[1] == "🎉!<|im_end|>"
 
 
-def test_conversations_share_windows_and_the_last_lines_are_held_out(chat):
-    lines = [line(("user", "a"), ("assistant", f"reply {number}")) for number in range(20)]
-    config = chat(*lines, held_out=0.25)
+def learned_numbers(data):
+    of_epoch = data.at_epoch(0, 3)
+    learned = "".join(texts(of_epoch[index])[1] for index in range(len(data))).split("<|im_end|>")
+    return sorted(int(each.removeprefix("reply ")) for each in learned if each)
+
+
+def replies(numbers):
+    return [line(("user", "a"), ("assistant", f"reply {number}")) for number in numbers]
+
+
+def test_conversations_share_windows_and_a_share_is_held_out(chat):
+    config = chat(*replies(range(20)), held_out=0.25)
     train, test = (config.build(split) for split in ("train", "test"))
     assert len(train) == 5 and len(test) == 2  # three of 73 bytes in a window of 256
-    for data, numbers in ((train, range(15)), (test, range(15, 20))):
-        of_epoch = data.at_epoch(0, 3)
-        learned = "".join(texts(of_epoch[index])[1] for index in range(len(data))).split("<|im_end|>")
-        assert sorted(learned) == sorted(["", *(f"reply {number}" for number in numbers)])
+    assert len(learned_numbers(test)) == 5
+    assert sorted(learned_numbers(train) + learned_numbers(test)) == [*range(20)]
     assert (test.at_epoch(0, 3)[0][0]["tokens"] == test[0][0]["tokens"]).all()
+
+
+def test_equal_conversations_are_in_the_same_split_and_new_lines_move_few_others(chat):
+    """A line that stood twice was learned and held out."""
+    numbers = [*range(20), *range(0, 20, 2), *range(20)]
+    config = chat(*replies(numbers), held_out=0.25)
+    train, test = (set(learned_numbers(config.build(split))) for split in ("train", "test"))
+    assert len(test) == 5 and not train & test and train | test == {*range(20)}
+    assert len(learned_numbers(config.build("train"))) + len(learned_numbers(config.build("test"))) == 50
+    ordered = chat(*replies(reversed(range(20))), held_out=0.25, name="other.jsonl")
+    assert set(learned_numbers(ordered.build("test"))) == test
+    longer = set(learned_numbers(chat(*replies(range(24)), held_out=0.25).build("test")))
+    assert len(longer) == 6 and len(test - longer) <= 4 and test & longer
+
+
+def test_of_conversations_that_are_all_equal_none_is_held_out(chat):
+    with pytest.raises(UsageError, match=r"all conversations of .* are equal, so none can be held out"):
+        chat(*replies([1, 1, 1]), held_out=0.5).build("test")
 
 
 def test_a_conversation_longer_than_the_window_is_cut_or_refused(chat, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.assembly.first_forward import answer
 from paddle_dp.data import Loader
 from paddle_dp.data.fingerprint import fingerprint
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.sampler import Sampler
+from paddle_dp.data.sources import refuse_targets, sources_targets
 from paddle_dp.datasets._interleaved import (
     Concatenated,
     InterleavedSamples,
@@ -27,10 +31,12 @@ from paddle_dp.datasets._windows import Windows
 from paddle_dp.datasets.mixture import Config
 from paddle_dp.errors import DataError, RecipeError, UsageError
 from paddle_dp.identity.facts import recipe_code
+from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
 from paddle_dp.part import read_part
 from paddle_dp.recipe import LoaderSettings, read_recipe
 from paddle_dp.recipe.schema import Pad
 from tests.house.datasets import InMemory, Noisy, Numbers
+from tests.house.training import build_trainer
 from tests.parity import assert_same, train, truth
 from tests.ranks import run_ranks
 
@@ -276,6 +282,48 @@ def test_samples_of_other_shapes_name_both_data_sets(kind: Any, workers: int) ->
     assert all(name in str(error.value) for name in (*sources, "float32[2]", "float32[3]"))
 
 
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (InMemory(9, 3), r"samples of b are input float32\[3\], .*, and of a input float32\[2\]"),
+        (InterleavedSamples({"c": InMemory(9, 2), "d": InMemory(9, 3)}, (1, 1)), r"samples of d are"),
+        ([({"x": np.zeros(2)}, np.int64(1))], r"samples of b are input {x: float64\[2\]}"),
+        ([(np.zeros(2), np.int64(1))], r"samples of b are input float64\[2\]"),
+        ([(np.zeros(2, np.float32), np.float32(1))], r"target float32\[\], and of a .*target int64\[\]"),
+    ],
+)
+@pytest.mark.parametrize("kind", [InterleavedSamples, Concatenated])
+def test_sources_of_other_forms_are_refused_before_any_batch(kind: Any, second: Any, problem: str) -> None:
+    sources = {"a": InMemory(9, 2), "b": second}
+    weighted = kind is InterleavedSamples
+    data = InterleavedSamples(sources, (999, 1), draws=2000) if weighted else Concatenated(sources)
+    with pytest.raises(UsageError, match=problem):
+        sources_targets(data, seed=0)
+
+
+def test_padded_sources_are_of_one_form_and_drawn_ones_take_no_number_from_the_training() -> None:
+    data = InterleavedSamples({"a": InMemory(9, 2), "b": InMemory(9, 3)}, (1, 1))
+    padded = prepared(data, LoaderSettings(pad={"inputs": Pad(length=4)}))
+    assert [*sources_targets(padded, seed=0)] == ["a", "b"]
+    assert sources_targets(InMemory(9, 2), seed=0) == {}
+    np.random.seed(3)
+    before = np.random.get_state()[1].copy()
+    sources_targets(InterleavedSamples({"a": Drawn("train"), "b": Drawn("test")}, (1, 1)), seed=0)
+    np.testing.assert_array_equal(before, np.random.get_state()[1])
+
+
+def test_targets_of_any_source_that_are_no_class_are_refused() -> None:
+    plain, ignoring = CrossEntropy(), CrossEntropyIgnoring(0.0, -100)
+    targets = {"a": np.array([0, 5]), "b (chat)": np.array([3, -100])}
+    with pytest.raises(UsageError, match=r"b \(chat\) has targets -100, .*loss\.ignore_index=-100"):
+        refuse_targets(targets, plain)
+    refuse_targets(targets, ignoring)
+    with pytest.raises(UsageError, match=r"a has targets -1, "):
+        refuse_targets({"a": np.array([-1])}, ignoring)
+    refuse_targets({"a": np.array([-1.0], np.float32)}, plain)  # no class numbers: the loss says so
+    refuse_targets(targets, lambda outputs, targets: 0)  # a loss that is not known
+
+
 def test_one_changed_sample_of_a_small_data_set_changes_the_fingerprint() -> None:
     class Changed(Numbers):
         def __getitem__(self, index: int) -> Any:
@@ -414,6 +462,36 @@ def config(*sources: dict[str, Any], **settings: Any) -> Config:
     built = read_part("datasets", {"use": "mixture", "sources": [*sources], **settings}).config
     assert isinstance(built, Config)
     return built
+
+
+def test_check_and_train_refuse_a_source_that_the_loss_does_not_take(tmp_path: Path) -> None:
+    """Its first sample comes after a hundred of the other's."""
+    (tmp_path / "a.txt").write_text("a text to learn from. " * 500)
+    lines = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": f"{n}"}] for n in range(200)]
+    (tmp_path / "b.jsonl").write_text("".join(f"{json.dumps({'messages': line})}\n" for line in lines))
+    common = f"length: 64, cache: {tmp_path}"
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"""\
+model: {{use: gpt, vocab: 256, width: 8, depth: 1, heads: 1, length: 64}}
+dataset:
+  use: mixture
+  sources:
+    - {{use: packed_texts, path: {tmp_path}/a.txt, weight: 0.99, {common}}}
+    - {{use: chat, path: {tmp_path}/b.jsonl, weight: 0.01, {common}}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+train: {{length: 8 steps, batch: 4}}
+"""
+    )
+    refused = "dataset.sources.1 (chat) has targets -100, which are no class"
+    assert refused in answer(str(recipe), [])["error"]
+    with pytest.raises(UsageError, match=re.escape(refused)):
+        build_trainer(recipe.read_text(), str(tmp_path / "run"))
+    assert answer(str(recipe), ["loss.ignore_index=-100"]) == {"lines": []}
+    windows = "dataset.sources.0={use: text_files, weight: 1, length: 64}"
+    other = answer(str(recipe), ["loss.ignore_index=-100", windows])
+    assert "dataset.sources.1 (chat) are input {positions: int64[64]" in other["error"]
 
 
 def test_an_error_of_a_data_set_names_its_key(tmp_path: Path) -> None:
