@@ -17,6 +17,8 @@ from paddle_dp.coming_from.configuration import Configuration
 Section = dict[str, Any]
 TRAIN = "DataLoader.Train.dataset"
 OPS = f"{TRAIN}.transform_ops"
+EVALUATION = "DataLoader.Eval.dataset.transform_ops"
+MULTIPLE = "MultiLabelDataset"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 # Architectures that paddle.vision.models has under the same name with as many parameters, by their name there.
 VISION = {
@@ -31,6 +33,7 @@ _UNUSED = (
     ("Global.image_channel", "images have three channels"),
     ("Global.device", "train.device is auto"),
     ("Global.output_dir", "the run's folder is runs/NAME, or --output-dir"),
+    ("Global.use_multilabel", "the data set decides"),
     ("Global.use_dali", "images are read by loader.num_workers"),
     ("Global.eval_mode", "the loss decides the scores"),
     ("Global.start_eval_epoch", "evaluations begin with the first epoch"),
@@ -99,22 +102,25 @@ def recipe(configuration: Configuration, ranks: int, folder: Path | None = None)
     if not c.has("Arch") or not c.has("DataLoader.Train"):
         c.refuse("Arch and DataLoader.Train", "missing, so this is no training of PaddleClas")
     epochs = c.take("Global.epochs", 120)
-    size = _size(c)
     sections: Section = {
-        "model": _model(c), "dataset": _dataset(c, size), "loss": _loss(c), "optimizer": _optimizer(c),
+        "model": _model(c), "dataset": _dataset(c), "loss": _loss(c), "optimizer": _optimizer(c),
         "schedule": _schedule(c, epochs), "strategy": {"use": "data_parallel"}, "train": _train(c, epochs, ranks),
         "loader": {"num_workers": c.take("DataLoader.Train.loader.num_workers", 0)},
     }  # fmt: skip
-    if mix := _mix(c):
+    has_labels = "labels" in sections["dataset"]
+    if not has_labels and (mix := _mix(c)):
         sections["mix"] = mix
     if c.has("EMA"):
         sections["ema"] = {"decay": c.take("EMA.decay", 0.9999)}
         c.take("EMA")
     if weights := c.take("Global.pretrained_model"):
         sections["load"] = {"path": weights if weights.endswith(".pdparams") else f"{weights}.pdparams"}
-    if further := _further_k(c):
+    if has_labels:
+        sections["metrics"] = [{"use": "average_precision"}]
+        c.without_counterpart("Metric*", "scores are acc1, the share of right labels, and average_precision")
+    elif further := _further_k(c):
         sections["metrics"] = [{"use": "top_k", "k": further}]
-    sections["callbacks"] = _callbacks(c)
+    sections["callbacks"] = _callbacks(c, "average_precision" if has_labels else "acc1")
     _notes(c)
     return sections
 
@@ -151,28 +157,70 @@ def _is_setting(key: str, value: Any) -> bool:
     return simple and key.removeprefix("Arch.") not in outer and not key.startswith("Arch.infer")
 
 
-def _size(c: Configuration) -> int:
-    """The side of the model's square input, in pixels. Other crops than RandomResizedCrop are lost."""
+def _fit(c: Configuration) -> Section:
+    """The size of the model's input, in pixels, and how images get it. Other crops than a random resized one are
+    lost."""
+    if section := _stretched(c):
+        return section
     same = [f"{OPS}.{name}.size" for name in ("RandCropImage", "RandomResizedCrop")]
     others = [f"{OPS}.{name}.size" for name in ("RandCropImageV2", "RandomCropImage", "ResizeImage")]
     for key in (*same, *others):
         if (side := c.values.get(key)) is None:
             continue
-        sides = side if isinstance(side, list) else [side, side]
-        if len({*sides}) != 1:
-            c.refuse(key, "images are square here")
+        size = _height_and_width(side)
         if key in same:
             c.take(key)
-        else:
-            c.lose(key, f"images are random crops to {sides[0]} pixels, of dataset.crop of the area")
-        return int(sides[0])
-    return 224
+            return {"size": size[::-1] if "Resized" in key and isinstance(size, list) else size}
+        c.lose(key, f"images are random crops to {_pixels(size)} pixels, of dataset.crop of the area")
+        return {"size": size}
+    return {"size": 224}
 
 
-def _dataset(c: Configuration, size: int) -> Section:
+def _stretched(c: Configuration) -> Section:
+    """Whole images of one size, whatever their proportions, in training and evaluation; a random crop of padded ones is
+    a shift."""
+    trained, evaluated = f"{OPS}.ResizeImage.size", f"{EVALUATION}.ResizeImage.size"
+    crops = [
+        name for name in ("RandCropImage", "RandomResizedCrop", "RandCropImageV2") if c.has(f"{OPS}.{name}")
+    ]
+    side = c.values.get(trained)
+    if side is None or c.values.get(evaluated) != side or crops or c.has(f"{EVALUATION}.CropImage"):
+        return {}
+    padded, crop, section = f"{OPS}.Padv2", f"{OPS}.RandomCropImage", {"size": _height_and_width(side)}
+    if c.has(padded) or c.has(crop):
+        padded_side = c.values.get(f"{padded}.size")
+        if (
+            not isinstance(side, list)
+            or c.values.get(f"{crop}.size") != side
+            or not isinstance(padded_side, list)
+        ):
+            return {}
+        shifts = {large - small for large, small in zip(padded_side, side, strict=True)}
+        is_centred = c.values.get(f"{padded}.pad_mode") == 1 and c.values.get(f"{padded}.fill_value") == 0
+        if len(shifts) > 1 or not is_centred or (shift := shifts.pop()) % 2 or shift < 0:
+            return {}
+        for key in [key for key in c.values if key.startswith((f"{padded}.", f"{crop}."))]:
+            c.take(key)
+        section["pad"] = shift // 2
+    c.take(trained)
+    c.take(evaluated)
+    return {**section, "fit": "stretch"}
+
+
+def _height_and_width(side: Any) -> Any:
+    """Of one number, or of [width, height]; one number where both are equal."""
+    sides = [int(each) for each in (side if isinstance(side, list) else [side])]
+    return sides[0] if len({*sides}) == 1 else sides[::-1]
+
+
+def _pixels(size: Any) -> str:
+    return " x ".join(map(str, size)) if isinstance(size, list) else str(size)
+
+
+def _dataset(c: Configuration) -> Section:
     kind = c.take(f"{TRAIN}.name")
-    if kind not in ("ImageNetDataset", "MultiScaleDataset"):
-        c.refuse(f"{TRAIN}.name", "only lists of images (ImageNetDataset) have a recipe")
+    if kind not in ("ImageNetDataset", "MultiScaleDataset", MULTIPLE):
+        c.refuse(f"{TRAIN}.name", f"only lists of images (ImageNetDataset, {MULTIPLE}) have a recipe")
     root = c.take(f"{TRAIN}.image_root", ".")
     c.take("DataLoader.Eval.dataset.image_root")
     section: Section = {"use": "image_list", "path": root}
@@ -185,8 +233,13 @@ def _dataset(c: Configuration, size: int) -> Section:
         section["separator"] = separators.get(between) or c.refuse(
             f"{TRAIN}.delimiter", "space, tab or comma"
         )
-    section["size"] = size
-    section |= _views(c, size)
+    if kind == MULTIPLE:
+        if (labels := c.values.get("Arch.class_num")) is None:
+            c.refuse("Arch.class_num", "missing, so the number of labels is not known")
+        section |= {"separator": "tab", "labels": labels}
+    fit = _fit(c)
+    section |= fit
+    section |= _views(c, fit)
     return section
 
 
@@ -197,17 +250,18 @@ def _within(file: str, folder: str) -> str:
     return os.path.relpath(file, folder)
 
 
-def _views(c: Configuration, size: int) -> Section:
-    evaluation = "DataLoader.Eval.dataset.transform_ops"
+def _views(c: Configuration, fit: Section) -> Section:
     section: Section = {}
-    test_size = size
-    if isinstance(cropped := c.values.get(f"{evaluation}.CropImage.size"), int):
-        test_size = c.take(f"{evaluation}.CropImage.size")
+    test_size = size = fit["size"]
+    if isinstance(cropped := c.values.get(f"{EVALUATION}.CropImage.size"), int):
+        test_size = c.take(f"{EVALUATION}.CropImage.size")
         if cropped != size:
             section["test_size"] = cropped
-    shorter = c.take(f"{evaluation}.ResizeImage.resize_short")
-    if shorter is not None and shorter != round(test_size * 8 / 7):
-        section["resize"] = max(shorter, test_size)
+    shorter = c.values.get(f"{EVALUATION}.ResizeImage.resize_short")
+    if shorter is not None and isinstance(test_size, int):
+        c.take(f"{EVALUATION}.ResizeImage.resize_short")
+        if shorter != round(test_size * 8 / 7):
+            section["resize"] = max(shorter, test_size)
     if scale := c.take(f"{OPS}.RandCropImage.scale", c.take(f"{OPS}.RandomResizedCrop.scale")):
         section["crop"] = scale
     flips = c.take_if(f"{OPS}.RandFlipImage.flip_code", 1) or c.take_if(
@@ -218,7 +272,7 @@ def _views(c: Configuration, size: int) -> Section:
     section |= {**_augmentation(c), **_jitter(c)}
     section |= _erasing(c)
     ways = [f"{OPS}.{name}.interpolation" for name in ("RandCropImage", "ResizeImage")]
-    ways.append(f"{evaluation}.ResizeImage.interpolation")
+    ways.append(f"{EVALUATION}.ResizeImage.interpolation")
     if "bicubic" in [way for way in ("bicubic", "bilinear") for key in ways if c.take_if(key, way)]:
         section["interpolation"] = "bicubic"
     return section | _normalisation(c)
@@ -339,6 +393,8 @@ def _mix(c: Configuration) -> Section:
 
 def _loss(c: Configuration) -> Section:
     kinds = {key.split(".")[2] for key in c.values if key.startswith("Loss.Train.")}
+    if c.values.get(f"{TRAIN}.name") == MULTIPLE:
+        return _loss_of_labels(c, kinds)
     if kinds != {"CELoss"}:
         c.refuse("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only CELoss alone has a recipe")
     c.take("Loss.Train.CELoss")
@@ -347,6 +403,24 @@ def _loss(c: Configuration) -> Section:
     if 0 < (smoothing := c.take("Loss.Train.CELoss.epsilon", 0)) < 1:  # theirs is off otherwise
         section["label_smoothing"] = smoothing
     return section
+
+
+def _loss_of_labels(c: Configuration, kinds: set[str]) -> Section:
+    loss = "Loss.Train.MultiLabelLoss"
+    if kinds != {"MultiLabelLoss"}:
+        kind = ", ".join(sorted(kinds)) or "no loss"
+        c.refuse("Loss.Train", f"{kind}: of lists with several labels only MultiLabelLoss alone has a recipe")
+    c.take(loss)
+    c.take_if(f"{loss}.weight", 1)
+    if c.values.get(f"{loss}.weight_ratio"):
+        c.lose(f"{loss}.weight_ratio", "labels count equally; theirs weighs each by how rare it is")
+    else:
+        c.take(f"{loss}.weight_ratio")
+    c.without_counterpart("DataLoader.*.label_ratio", "of weight_ratio")
+    if not 0 < (c.values.get(f"{loss}.epsilon") or 0) < 1:  # theirs is off otherwise
+        c.take(f"{loss}.epsilon")
+    section: Section = {"use": "binary_cross_entropy"}
+    return section | ({"over_labels": "sum"} if c.take(f"{loss}.size_sum") else {})
 
 
 def _optimizer(c: Configuration) -> Section:
@@ -473,7 +547,7 @@ def _further_k(c: Configuration) -> list[int]:
     return [k for k in dict.fromkeys(wanted) if k not in (1, 5) and k < classes]
 
 
-def _callbacks(c: Configuration) -> list[Section]:
+def _callbacks(c: Configuration, best: str) -> list[Section]:
     lines = c.take("Global.print_batch_step", 10)
     callbacks: list[Section] = [{"use": "console", "every": f"{lines} steps"}, {"use": "metrics"}]
     if c.take("Global.use_visualdl"):
@@ -481,7 +555,7 @@ def _callbacks(c: Configuration) -> list[Section]:
     if c.take("Global.eval_during_train", True):
         callbacks.append({"use": "evaluate", "every": _epochs(c.take("Global.eval_interval", 1))})
     save = {"use": "checkpoint", "every": _epochs(c.take("Global.save_interval", 1)), "keep": 3}
-    callbacks.append({**save, **({"best": "acc1"} if len(callbacks) > 2 else {})})
+    callbacks.append({**save, **({"best": best} if len(callbacks) > 2 else {})})
     return callbacks
 
 

@@ -12,13 +12,15 @@ from annotated_types import Ge, Le
 
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.errors import DataError, InstallError
-from paddle_dp.units import Positive, Probability, Rate
+from paddle_dp.units import Count, Positive, Probability, Rate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Strength = Annotated[int, Ge(0), Le(30)]
 View = Callable[["Image"], Any]
+Size = Positive | tuple[Positive, Positive]
+"""Height and width, or one number for both, in pixels."""
 # The allowed decoders of Pillow; some others run programs, or follow paths in the file.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -29,18 +31,25 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class Views:
     """Settings that turn images into arrays; a data set of image files adds its `path`."""
 
-    size: Positive = 224
-    """Height and width of the model's input, in pixels."""
+    size: Size = 224
+    """Height and width of the model's input, in pixels; one number for both, or `[256, 192]`."""
 
-    test_size: Positive | None = None
+    test_size: Size | None = None
     """Evaluation: height and width of the input, in pixels. null: `size`."""
 
+    fit: Literal["crop", "stretch"] = "crop"
+    """`crop`: training takes a random part of an image, evaluation the centre. `stretch`: the whole image is resized to
+    the input, whatever its proportions."""
+
     resize: Positive | None = None
-    """Evaluation: the shorter side is resized to this before the centre crop, in pixels. null: 8/7 of the input, as 256
-    is of 224."""
+    """Evaluation, `crop`, with equal height and width: the shorter side is resized to this before the centre crop, in
+    pixels. null: the image covers 8/7 of the input, as 256 is of 224."""
 
     crop: tuple[float, float] = (0.08, 1.0)
-    """Training: smallest and largest share of the area of the random crop."""
+    """Training, `crop`: smallest and largest share of the area of the random crop."""
+
+    pad: Count = 0
+    """Training, `stretch`: largest random shift of an image, in pixels; what moves in is black."""
 
     flip: Probability = 0.5
     """Training: probability of a horizontal flip."""
@@ -61,7 +70,7 @@ class Views:
     augment_interpolation: Literal["nearest", "bilinear", "bicubic"] = "nearest"
     """Training, `augment`: how an image is resampled when it is turned, sheared or moved; torchvision's is nearest."""
 
-    erase: Probability = 0.0
+    erase: Annotated[float, Ge(0), Le(1)] = 0.0
     """Training: probability that a random rectangle of 2 to 33 % of the image is erased."""
 
     erase_fill: Literal["mean", "noise"] = "mean"
@@ -77,8 +86,21 @@ class Views:
     """Divisor of each channel."""
 
     def __post_init__(self) -> None:
-        if self.resize is not None and self.resize < (size := self.test_size or self.size):
-            raise ValueError(f"resize: {self.resize} is less than the size {size}, which is cropped from it")
+        height, width = _sides(self.test_size or self.size)
+        if self.resize is not None and height != width:
+            raise ValueError(
+                f"resize: is of a square input, and this one has {height} x {width}: leave it out"
+            )
+        if self.resize is not None and self.resize < height:
+            raise ValueError(
+                f"resize: {self.resize} is less than the size {height}, which is cropped from it"
+            )
+        if self.fit == "stretch" and (self.resize is not None or self.crop != (0.08, 1.0)):
+            raise ValueError(
+                "fit: stretch takes whole images, so neither resize nor crop has an effect: leave them out"
+            )
+        if self.fit == "crop" and self.pad:
+            raise ValueError("pad: of fit: stretch; a random crop shifts an image already")
         if not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise ValueError(
                 f"crop: {list(self.crop)} is not a range of shares of the area, such as [0.08, 1.0]"
@@ -110,10 +132,15 @@ class Views:
     def _train_view(self) -> View:
         from paddle.vision import transforms
 
-        steps = [
-            transforms.RandomResizedCrop(self.size, scale=self.crop, interpolation=self.interpolation),
-            transforms.RandomHorizontalFlip(self.flip),
-        ]
+        size = height, width = _sides(self.size)
+        if self.fit == "stretch":
+            resized = transforms.Resize(size, self.interpolation)
+        else:
+            ratio = (3 / 4 * width / height, 4 / 3 * width / height)
+            resized = transforms.RandomResizedCrop(
+                size, scale=self.crop, ratio=ratio, interpolation=self.interpolation
+            )
+        steps = [resized, transforms.RandomHorizontalFlip(self.flip)]
         if self.augment != "none":
             from paddle_dp.datasets._augment import AutoAugment, RandAugment, TrivialAugment
 
@@ -126,17 +153,34 @@ class Views:
                 steps.append(kind(self.augment_interpolation))
         if self.jitter:
             steps.append(transforms.ColorJitter(self.jitter, self.jitter, self.jitter))
+        if self.pad:
+            steps.append(transforms.RandomCrop(size, padding=self.pad))
         view: View = transforms.Compose(steps)
         return view
 
     def _test_view(self) -> View:
         from paddle.vision import transforms
 
-        size = self.test_size or self.size
-        shorter = round(size * 8 / 7) if self.resize is None else self.resize
-        resize = transforms.Resize(shorter, self.interpolation)
-        view: View = transforms.Compose([resize, transforms.CenterCrop(size)])
+        size = height, width = _sides(self.test_size or self.size)
+        view: View
+        if self.fit == "stretch":
+            view = transforms.Resize(size, self.interpolation)
+        elif height == width:
+            shorter = round(height * 8 / 7) if self.resize is None else self.resize
+            resize = transforms.Resize(shorter, self.interpolation)
+            view = transforms.Compose([resize, transforms.CenterCrop(size)])
+        else:
+            view = transforms.Compose([self._covering, transforms.CenterCrop(size)])
         return view
+
+    def _covering(self, image: Image) -> Any:
+        """The image in its proportions, so large that it covers 8/7 of the input."""
+        from paddle.vision.transforms import functional
+
+        height, width = _sides(self.test_size or self.size)
+        scale = max(8 / 7 * width / image.size[0], 8 / 7 * height / image.size[1])
+        sides = (round(image.size[1] * scale), round(image.size[0] * scale))
+        return functional.resize(image, sides, self.interpolation)
 
     def _erasing(self) -> Callable[[Array], Array] | None:
         """A function of a normalised image, for training; None without `erase`."""
@@ -155,14 +199,18 @@ class Views:
         return with_noise
 
     def _normalised(self, image: Image) -> Array:
-        """Normalises to float32 [size, size, 3] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""
+        """Normalises to float32 [height, width, 3] by NumPy: `transforms.ToTensor` makes a tensor in a worker."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         pixels: Array = (np.asarray(image, np.float32) - 255 * mean) / (255 * std)
         return pixels
 
 
+def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
 def _channels_first(pixels: Array) -> Array:
-    """float32 [3, size, size] of [size, size, 3]."""
+    """float32 [3, height, width] of [height, width, 3]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -182,7 +230,7 @@ class Images:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Array, np.int64]:
-        """Input float32 [3, size, size], target int64. Raises DataError with the path of a file that is no image."""
+        """Input float32 [3, height, width], target int64. Raises DataError with the path of a file that is no image."""
         source = self._source(index)
         try:
             with self._image.open(source, formats=self._formats) as file:  # reads the header only

@@ -234,6 +234,88 @@ def test_what_is_not_the_same_is_lost(tmp_path: Path, old: str, new: str, lost: 
     assert lost in [each.reason for each in c.lost]
 
 
+ATTRIBUTES = """
+Global: {epochs: 20, use_multilabel: True}
+Arch: {name: PPLCNet_x1_0, class_num: 26}
+Loss:
+  Train:
+    - MultiLabelLoss: {weight: 1.0, weight_ratio: WEIGHTED, size_sum: True}
+Optimizer: {name: Momentum, momentum: 0.9, lr: {name: Cosine, learning_rate: 0.01}}
+DataLoader:
+  Train:
+    dataset:
+      name: MultiLabelDataset
+      image_root: pa100k/
+      cls_label_path: pa100k/train_list.txt
+      label_ratio: True
+      transform_ops:
+        - ResizeImage: {size: [192, 256]}
+        - Padv2: {size: [212, 276], pad_mode: 1, fill_value: 0}
+        - RandomCropImage: {size: [192, 256]}
+        - RandFlipImage: {flip_code: 1}
+        - NormalizeImage: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}
+    sampler: {name: DistributedBatchSampler, batch_size: 64}
+  Eval:
+    dataset:
+      name: MultiLabelDataset
+      transform_ops:
+        - ResizeImage: {size: [192, 256]}
+Metric:
+  Eval:
+    - ATTRMetric:
+"""
+
+
+PADDED = """\
+        - Padv2: {size: [212, 276], pad_mode: 1, fill_value: 0}
+        - RandomCropImage: {size: [192, 256]}
+"""
+
+
+@pytest.mark.parametrize("weighted", ["True", "False"])
+def test_lists_of_labels_and_images_that_are_not_square(tmp_path: Path, weighted: str) -> None:
+    c = configuration(tmp_path, ATTRIBUTES.replace("WEIGHTED", weighted))
+    made = recipe(c, 2)
+    assert made["dataset"] == {
+        "use": "image_list", "path": "pa100k/", "train": "train_list.txt", "separator": "tab", "labels": 26,
+        "size": [256, 192], "pad": 10, "fit": "stretch",
+    }  # fmt: skip
+    assert made["loss"] == {"use": "binary_cross_entropy", "over_labels": "sum"}
+    assert made["metrics"] == [{"use": "average_precision"}]
+    assert made["callbacks"][-1]["best"] == "average_precision"
+    assert [each.keys[0] for each in c.lost] == ["Loss.Train.MultiLabelLoss.weight_ratio"] * (
+        weighted == "True"
+    )
+    mentioned = {key for each in (*c.lost, *c.unused) for key in each.keys}
+    assert mentioned | c.carried == c.values.keys() and not mentioned & c.carried
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "size", "lost"),
+    [
+        ("Padv2: {size: [212, 276], pad_mode: 1", "Padv2: {size: [212, 276], pad_mode: 0", [256, 192], True),
+        ("Padv2: {size: [212, 276]", "Padv2: {size: [212, 296]", [256, 192], True),
+        ("        - RandomCropImage: {size: [192, 256]}\n", "", [256, 192], True),
+        ("transform_ops:\n        - ResizeImage: {size: [192, 256]}\nMetric", "transform_ops: []\nMetric", [256, 192],
+         True),
+        (PADDED, "", [256, 192], False),
+    ],
+)  # fmt: skip
+def test_other_crops_of_resized_images_are_lost(
+    tmp_path: Path, old: str, new: str, size: Any, lost: bool
+) -> None:
+    text = ATTRIBUTES.replace("WEIGHTED", "False")
+    assert old in text
+    c = configuration(tmp_path, text.replace(old, new, 1))
+    made = recipe(c, 1)
+    assert made["dataset"]["size"] == size and ("fit" in made["dataset"]) == (not lost) == (not c.lost)
+
+
+def test_theirs_is_width_and_height(tmp_path: Path) -> None:
+    c = configuration(tmp_path, CONVNET.replace("size: 176, inter", "size: [176, 88], inter", 1))
+    assert recipe(c, 1)["dataset"]["size"] == [88, 176]
+
+
 EPOCHS, STEPS = 90, 7
 
 
@@ -278,8 +360,9 @@ def test_rates_are_theirs_after_the_warm_up(tmp_path: Path, settings: str, their
     [
         ("name: ResNet50", "name: RecModel", "Arch.name: RecModel: models that are put together there"),
         ("name: ImageNetDataset\n      image_root: ./dataset/flowers/\n      cls_label_path: ./dataset/flowers/train",
-         "name: MultiLabelDataset\n      cls_label_path: train", "name: MultiLabelDataset: only lists of images"),
-        ("size: 176, inter", "size: [176, 88], inter", r"RandCropImage.size: \[176, 88\]: images are square"),
+         "name: Cifar10\n      cls_label_path: train", "name: Cifar10: only lists of images"),
+        ("name: ImageNetDataset\n      image_root: ./dataset/flowers/\n      cls_label_path: ./dataset/flowers/train",
+         "name: MultiLabelDataset\n      cls_label_path: train", "CELoss: of lists with several labels only"),
         ("CELoss: {weight: 1.0, epsilon: 0.1}", "TripletLoss: {}", "Loss.Train: TripletLoss: only CELoss alone"),
         ("name: Momentum", "name: AdamWDL", "Optimizer.name: AdamWDL: one Momentum, SGD, Adam, AdamW or RMSProp"),
         ("name: Cosine", "name: OneCycleLR", "Optimizer.lr.name: OneCycleLR: Cosine, Linear, Piecewise"),

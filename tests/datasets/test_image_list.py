@@ -1,13 +1,16 @@
 """Lists of images: what a line says, and what is wrong with one, by its number."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from paddle_dp.datasets.image_list import Config
 from paddle_dp.errors import DataError
+from paddle_dp.part import read_part
 
 
 @pytest.fixture
@@ -114,3 +117,93 @@ def test_an_image_that_is_not_there_is_named_when_it_is_read(root: Path) -> None
     (root / "train_list.txt").write_text("images/gone.png 0\n")
     with pytest.raises(DataError, match=r"gone.png cannot be read as an image"):
         config(root).build("train")[0]
+
+
+# --- several labels
+
+
+def labelled(root: Path, *lines: str, **settings: object) -> Config:
+    (root / "train_list.txt").write_text("".join(f"images/a.png\t{line}\n" for line in lines), "utf-8")
+    (root / "val_list.txt").write_text("images/d.png\t0,0,0\n", "utf-8")
+    return config(root, separator="tab", **{"labels": 3} | settings)
+
+
+def test_a_line_may_have_several_labels(root: Path) -> None:
+    (root / "labels.txt").write_text("hat\nbag\ncoat\n", "utf-8")
+    data = labelled(root, "0,1,1", "1, 0,0", names="labels.txt").build("train")
+    assert data.classes == ("hat", "bag", "coat") and len(data) == 2
+    assert data[0][1].tolist() == [0.0, 1.0, 1.0] and data[1][1].tolist() == [1.0, 0.0, 0.0]
+    assert data[0][1].dtype == np.float32
+    assert labelled(root, "0,1,1").build("test")[0][1].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("line", ["0,1", "0,1,1,0", "0,1,2", "0,1,", "0.5,1,1", "", "3", "1 0 1", "0,-1,1"])
+def test_other_labels_are_named_by_their_line(root: Path, line: str) -> None:
+    with pytest.raises(
+        DataError, match=r"train_list\.txt:2: .* is not a path, a tab and 3 labels, each 0 or 1"
+    ):
+        labelled(root, "0,1,1", line).build("train")
+
+
+def test_a_comma_cannot_stand_before_labels_too(root: Path) -> None:
+    with pytest.raises(ValueError, match="separator: a comma stands between labels"):
+        config(root, separator="comma", labels=3)
+
+
+# --- images that are not square
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"fit": "stretch"}, {"fit": "stretch", "pad": 3, "augment": "rand"}]
+)
+def test_the_size_is_height_and_width(root: Path, split: str, settings: dict[str, Any]) -> None:
+    image, _ = config(root, size=(24, 12), resize=None, **settings).build(split)[0]
+    assert image.shape == (3, 24, 12)
+
+
+def test_evaluation_keeps_proportions_or_takes_the_whole_image(root: Path) -> None:
+    """A picture of two halves, red and blue: the centre of a high crop has both, as wide as before."""
+    pixels = np.zeros((30, 60, 3), np.uint8)
+    pixels[:, :30, 0] = pixels[:, 30:, 2] = 255
+    pixels[:, :10] = 255  # 10 columns of white
+    Image.fromarray(pixels).save(root / "images" / "d.png")
+    settings: dict[str, Any] = {"resize": None, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    row = config(root, size=(28, 14), **settings).build("test")[0][0][:, 14]  # 32 x 64, the middle 14 columns
+    assert (row[0, :6] > 0.9).all() and (row[2, 8:] > 0.9).all() and (row[1] < 0.1).all()
+    whole = config(root, size=(28, 14), fit="stretch", **settings).build("test")[0][0][:, 14]
+    assert (whole[1, :2] > 0.5).all() and (whole[1, 4:] < 0.1).all()  # a sixth of the width is white
+    square = config(root, size=14, **settings).build("test")[0][0]
+    pair = config(root, size=(14, 14), **settings).build("test")[0][0]
+    np.testing.assert_array_equal(square, pair)
+
+
+def test_a_shift_moves_black_in(root: Path) -> None:
+    Image.new("RGB", (20, 20), (255, 255, 255)).save(root / "images" / "a.png")
+    settings: dict[str, Any] = {"resize": None, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    data = config(root, size=(8, 6), fit="stretch", pad=2, **settings).build("train")
+    counts = set()
+    for seed in range(100):
+        random.seed(seed)
+        black = data[0][0][0] < 0.5
+        counts.add((int(black.all(1).sum()), int(black.all(0).sum())))
+    assert counts == {(rows, columns) for rows in range(3) for columns in range(3)}
+
+
+def test_every_image_may_be_erased(root: Path) -> None:
+    assert read_part("datasets", {"use": "image_list", "path": str(root), "erase": 1.0}).config.erase == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"size": (24, 12)}, "resize: is of a square input, and this one has 24 x 12"),
+        ({"fit": "stretch"}, "stretch takes whole images"),
+        ({"fit": "stretch", "resize": None, "crop": (0.5, 1.0)}, "stretch takes whole images"),
+        ({"pad": 2}, "pad: of fit: stretch"),
+        ({"test_size": (30, 30)}, "resize: 20 is less than the size 30"),
+    ],
+)
+def test_settings_without_effect_are_refused(root: Path, settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        config(root, **settings)

@@ -41,6 +41,19 @@ def test_the_score_is_the_share_of_labels_that_are_right(shape: tuple[int, ...])
     assert {name: score.item() for name, score in scores.items()} == {"acc1": pytest.approx(wanted)}
 
 
+def test_losses_of_labels_may_be_added_up_and_shares_of_three_labels_too() -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(30, 3))
+    mean, added = (Config(over_labels=how).build()(outputs, targets) for how in ("mean", "sum"))
+    assert added[0].item() == pytest.approx(3 * mean[0].item(), rel=1e-6) and added[1] == mean[1] == 30
+    single = Config(over_labels="sum").build()(outputs[:, 0], targets[:, 0])[0]
+    assert single.item() == Config().build()(outputs[:, 0], targets[:, 0])[0].item()
+    loss, wide = Config().build(), outputs.astype("float64")
+    parts = [
+        loss.scores(wide[slice(*part)], targets[slice(*part)])["acc1"].item() for part in ((0, 7), (7, 30))
+    ]
+    assert sum(parts) == pytest.approx(loss.scores(wide, targets)["acc1"].item(), rel=1e-15)
+
+
 def test_one_output_a_sample_meets_a_row_of_targets() -> None:
     outputs, targets = drawn(30)
     loss = Config().build()
