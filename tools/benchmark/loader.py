@@ -2,12 +2,16 @@
 
     python tools/benchmark/loader.py                          # beside paddle.io.DataLoader
     python tools/benchmark/loader.py --torch PYTHON           # and torch.utils.data.DataLoader of that Python
+    python tools/benchmark/loader.py --tar --torch PYTHON     # a tar file of them, beside webdataset's loader there
     python tools/benchmark/loader.py --tokens                 # tokens of a memory-mapped file
 
 2000 JPEGs of noise that looks like a photo, 256 × 256, are made on the spot. Each is decoded by Pillow, cropped at
 random to 224 × 224, flipped at random, and stacked to batches of float32. The loaders read all of them in turns, in an
 order that changes from round to round, with as many workers; the consumer does nothing. Told are images per second and
 worker, and medians of the ratios within a round, which other programs hardly change.
+
+--tar also reads them from one tar file, by the index of `tar_files`, and in PYTHON, where webdataset is installed, by
+its loader, in the archive's order through a buffer of 1000 samples. Decoding and crop are the same function for all.
 
 --tokens reads batches of windows of a file of 2-byte tokens, inputs and targets as int64, through the loader and by the
 data set alone; the plain copy is NumPy's, of as many tokens that lie one after the other, into two arrays that are
@@ -17,11 +21,13 @@ there. malloc keeps memory, as paddle-dp lets it in its ranks.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import random
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -52,14 +58,22 @@ class Jpegs:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        with Image.open(self.files[index]) as file:
-            image = file.convert("RGB")
-        x, y = random.randint(0, SIZE - CROP), random.randint(0, SIZE - CROP)
-        image = image.crop((x, y, x + CROP, y + CROP))
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
-        return pixels, np.int64(index % 10)
+        return cropped(self._source(index)), np.int64(index % 10)
+
+    def _source(self, index: int) -> Any:
+        return self.files[index]
+
+
+def cropped(source: Any) -> np.ndarray:
+    """float32 [3, 224, 224] of an image file."""
+    with Image.open(source) as file:
+        image = file.convert("RGB")
+    x, y = random.randint(0, SIZE - CROP), random.randint(0, SIZE - CROP)
+    image = image.crop((x, y, x + CROP, y + CROP))
+    if random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels: np.ndarray = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
+    return pixels
 
 
 def make(folder: Path, count: int) -> None:
@@ -110,9 +124,57 @@ def of_torch(data: Any, batch: int, workers: int) -> Epoch:
     return lambda: sum(inputs.shape[0] for inputs, _ in loader)
 
 
+class Packed(Jpegs):
+    """The same images in a tar file, by our index and in any order."""
+
+    def __init__(self, archive: str, cache: str):
+        from paddle_dp.datasets._tars import TarShards, shard_index
+
+        self.files = [archive]
+        self._index = shard_index([Path(archive)], None, "cls", cache)
+        self._shards = TarShards([Path(archive)])
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def _source(self, index: int) -> Any:
+        row = self._index[index]
+        return io.BytesIO(self._shards.read(int(row["shard"]), int(row["offset"]), int(row["size"])))
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Writes the images and their classes as webdataset does."""
+    with tarfile.open(archive, "w") as tar:
+        for number, file in enumerate(sorted(folder.glob("*.jpg"))):
+            tar.add(file, file.name)
+            label = tarfile.TarInfo(f"{file.stem}.cls")
+            label.size = len(content := str(number % 10).encode())
+            tar.addfile(label, io.BytesIO(content))
+
+
+def of_webdataset(archive: str, batch: int, workers: int) -> Epoch:
+    import torch
+    import webdataset
+
+    def sample(pair: tuple[bytes, bytes]) -> tuple[np.ndarray, np.int64]:
+        return cropped(io.BytesIO(pair[0])), np.int64(int(pair[1]))
+
+    # One archive goes to one worker unless its samples are split among them.
+    data = webdataset.WebDataset(archive, shardshuffle=False, nodesplitter=None, workersplitter=None)
+    split = (
+        webdataset.split_by_worker if hasattr(webdataset, "split_by_worker") else (lambda samples: samples)
+    )
+    data = data.compose(split).shuffle(1000).to_tuple("jpg", "cls").map(sample)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=batch, num_workers=workers, persistent_workers=workers > 0
+    )
+    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+
+
 def serve(folder: str, batch: int, workers: int) -> None:
     """In the Python that has torch: reads an epoch for each line on stdin, and prints how many images it had."""
-    epoch = of_torch(Jpegs(folder), batch, workers)
+    is_tar = folder.endswith(".tar")
+    epoch = of_webdataset(folder, batch, workers) if is_tar else of_torch(Jpegs(folder), batch, workers)
     for _ in sys.stdin:
         print(epoch(), flush=True)
 
@@ -133,7 +195,11 @@ def elsewhere(python: str, folder: str, batch: int, workers: int) -> Iterator[Ep
         process.terminate()  # its end of stdin is open in the workers of the others, too
 
 
-def images(count: int, batch: int, workers: int, rounds: int, python: str | None) -> None:
+def imports(python: str, module: str) -> bool:
+    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
+
+
+def images(count: int, batch: int, workers: int, rounds: int, python: str | None, tar: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="jpegs-") as folder:
         make(Path(folder), count)
         size = sum(path.stat().st_size for path in Path(folder).iterdir()) / count
@@ -144,9 +210,17 @@ def images(count: int, batch: int, workers: int, rounds: int, python: str | None
         epochs = {
             "paddle_dp": of_paddle_dp(data, batch, workers), "paddle.io.DataLoader": of_paddle(data, batch, workers),
         }  # fmt: skip
-        process = elsewhere(python, folder, batch, workers) if python else None
-        if process is not None:
-            epochs["torch.utils.data.DataLoader"] = next(process)
+        archive = Path(folder) / "images.tar"
+        if tar:
+            pack(Path(folder), archive)
+            epochs["paddle_dp, tar file"] = of_paddle_dp(Packed(str(archive), folder), batch, workers)
+        processes = []
+        for name, module, source in (
+            ("torch.utils.data.DataLoader", "torch", folder), ("webdataset, tar file", "webdataset", str(archive)),
+        ):  # fmt: skip
+            if python and (module == "torch" or tar) and imports(python, module):
+                processes.append(elsewhere(python, source, batch, workers))
+                epochs[name] = next(processes[-1])
         for epoch in epochs.values():
             epoch()  # workers start, files come into the cache
         speeds: dict[str, list[float]] = {name: [] for name in epochs}
@@ -160,7 +234,7 @@ def images(count: int, batch: int, workers: int, rounds: int, python: str | None
         for name, found in speeds.items():
             ratio = statistics.median(a / b for a, b in zip(speeds["paddle_dp"], found, strict=True))
             print(f"  {name:<28}{statistics.median(found):8.0f} images/s a worker; paddle_dp: {ratio:.3f} ×")
-        if process is not None:
+        for process in processes:
             next(process, None)
 
 
@@ -223,6 +297,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024, help="tokens of a window")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch and Pillow")
+    parser.add_argument("--tar", action="store_true", help="read from a tar file, too")
     parser.add_argument("--tokens", action="store_true", help="read tokens instead")
     parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -233,7 +308,7 @@ def main() -> None:
     elif given.tokens:
         tokens(given.batch, given.length, given.rounds)
     else:
-        images(given.count, given.batch, given.workers, given.rounds, given.torch)
+        images(given.count, given.batch, given.workers, given.rounds, given.torch, given.tar)
 
 
 if __name__ == "__main__":
