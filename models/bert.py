@@ -1,9 +1,12 @@
-"""BERT: a bidirectional transformer that predicts masked tokens (Devlin et al., arXiv:1810.04805), post-norm."""
+"""BERT: a bidirectional transformer that predicts masked tokens (Devlin et al., arXiv:1810.04805), post-norm.
+
+ERNIE 1.0 to 3.0 (Sun et al., arXiv:1904.09223, 1907.12412) are BERTs with another activation or embeddings of tasks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import paddle
 import paddle.nn.functional as F
@@ -18,8 +21,8 @@ from models._transformer import STD, TiedOutput, linear
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: the sum of token and position embeddings, and of the first segment's if
-    there are segments: a text is one segment."""
+    """Tokens int64 [n, t] → [n, t, width]: the sum of token and position embeddings, and of the first segment's and the
+    first task's if there are segments and tasks: a text is one segment, of one task."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -29,24 +32,31 @@ class Embedding(nn.Layer):
         self.position = self.create_parameter(
             [config.length, config.width], default_initializer=Normal(0.0, STD)
         )
-        self.segment = (
-            self.create_parameter([config.segments, config.width], default_initializer=Normal(0.0, STD))
-            if config.segments
+        self.segment, self.task = (
+            self.create_parameter([number, config.width], default_initializer=Normal(0.0, STD))
+            if number
             else None
+            for number in (config.segments, config.tasks)
         )
         self.norm, self.dropout = nn.LayerNorm(config.width, config.epsilon), nn.Dropout(config.dropout)
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         x = self.token(tokens) + self.position[: tokens.shape[1]]
-        return self.dropout(self.norm(x if self.segment is None else x + self.segment[0]))
+        for kinds in (self.segment, self.task):
+            x = x if kinds is None else x + kinds[0]
+        return self.dropout(self.norm(x))
 
 
 class Block(_transformer.Block):
     """[n, t, width] → the same: bidirectional self-attention, then an MLP."""
 
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.activation = config.activation
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.norm1(x + self.dropout(self.out(self._attend(self.qkv(x)))))
-        return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        return self.norm2(x + self.dropout(self.down(_activated(self.up(x), self.activation))))
 
 
 class Head(nn.Layer):
@@ -58,9 +68,14 @@ class Head(nn.Layer):
         super().__init__()
         self.dense, self.norm = linear(config.width, config.width), nn.LayerNorm(config.width, config.epsilon)
         self.out = linear(config.width, config.vocab) if tied_to is None else TiedOutput(tied_to, bias=True)
+        self.activation = config.activation
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.out(self.norm(F.gelu(self.dense(x))))
+        return self.out(self.norm(_activated(self.dense(x), self.activation)))
+
+
+def _activated(x: paddle.Tensor, activation: str) -> paddle.Tensor:
+    return F.relu(x) if activation == "relu" else F.gelu(x)
 
 
 class BERT(Chain):
@@ -69,15 +84,15 @@ class BERT(Chain):
     # Names in the first published weights.
     hugging_face_versions: ClassVar[dict[str, str]] = {"*.gamma": "*.weight", "*.beta": "*.bias"}
     paddle_nlp: ClassVar[dict[str, str]] = {
-        "bert.embeddings.LayerNorm.*": "bert.embeddings.layer_norm.*",
-        "bert.encoder.layer.*.attention.self.query.*": "bert.encoder.layers.*.self_attn.q_proj.*",
-        "bert.encoder.layer.*.attention.self.key.*": "bert.encoder.layers.*.self_attn.k_proj.*",
-        "bert.encoder.layer.*.attention.self.value.*": "bert.encoder.layers.*.self_attn.v_proj.*",
-        "bert.encoder.layer.*.attention.output.dense.*": "bert.encoder.layers.*.self_attn.out_proj.*",
-        "bert.encoder.layer.*.attention.output.LayerNorm.*": "bert.encoder.layers.*.norm1.*",
-        "bert.encoder.layer.*.intermediate.dense.*": "bert.encoder.layers.*.linear1.*",
-        "bert.encoder.layer.*.output.dense.*": "bert.encoder.layers.*.linear2.*",
-        "bert.encoder.layer.*.output.LayerNorm.*": "bert.encoder.layers.*.norm2.*",
+        "*.embeddings.LayerNorm.*": "*.embeddings.layer_norm.*",
+        "*.encoder.layer.*.attention.self.query.*": "*.encoder.layers.*.self_attn.q_proj.*",
+        "*.encoder.layer.*.attention.self.key.*": "*.encoder.layers.*.self_attn.k_proj.*",
+        "*.encoder.layer.*.attention.self.value.*": "*.encoder.layers.*.self_attn.v_proj.*",
+        "*.encoder.layer.*.attention.output.dense.*": "*.encoder.layers.*.self_attn.out_proj.*",
+        "*.encoder.layer.*.attention.output.LayerNorm.*": "*.encoder.layers.*.norm1.*",
+        "*.encoder.layer.*.intermediate.dense.*": "*.encoder.layers.*.linear1.*",
+        "*.encoder.layer.*.output.dense.*": "*.encoder.layers.*.linear2.*",
+        "*.encoder.layer.*.output.LayerNorm.*": "*.encoder.layers.*.norm2.*",
         "cls.predictions.transform.dense.*": "cls.predictions.transform.*",
         "cls.predictions.transform.LayerNorm.*": "cls.predictions.layer_norm.*",
         "cls.predictions.decoder.weight": "cls.predictions.decoder_weight.T",  # [vocab, width]
@@ -90,10 +105,11 @@ class BERT(Chain):
         embedding = Embedding(config)
         super().__init__([embedding, *blocks, Head(config, embedding.token if config.tied else None)])
         self.head_width, self.tied = config.width // config.heads, config.tied
+        self.family, self.has_tasks = config.family, config.tasks > 0
 
     def hugging_face(self) -> Names:
-        """The names of the tensors in transformers' BertForMaskedLM."""
-        last, head, first = len(self.blocks) - 1, "cls.predictions", "bert.embeddings"
+        """The names of the tensors in transformers' BertForMaskedLM or ErnieForMaskedLM."""
+        last, head, first = len(self.blocks) - 1, "cls.predictions", f"{self.family}.embeddings"
         tied = f"{first}.word_embeddings.weight"
         names: Names = {
             "blocks.0.token.weight": tied,
@@ -104,6 +120,8 @@ class BERT(Chain):
             f"blocks.{last}.out.weight": tied if self.tied else f"{head}.decoder.weight.T",
             f"blocks.{last}.out.bias": f"{head}.bias" if self.tied else f"{head}.decoder.bias",
         }
+        if self.has_tasks:
+            names["blocks.0.task"] = f"{first}.task_type_embeddings.weight"
         for word in ("weight", "bias"):
             names |= {
                 f"blocks.0.norm.{word}": f"{first}.LayerNorm.{word}",
@@ -111,9 +129,9 @@ class BERT(Chain):
             }
         norms = ("attention.output.LayerNorm", "output.LayerNorm")
         for n in range(last - 1):
-            block = f"bert.encoder.layer.{n}"
+            block = f"{self.family}.encoder.layer.{n}"
             names |= encoder_names(f"blocks.{n + 1}", block, "attention.self", norms, self.head_width)
-        unused = ("*embeddings.position_ids", "bert.pooler.*", "pooler.*", "cls.seq_relationship.*")
+        unused = ("*embeddings.position_ids", f"{self.family}.pooler.*", "pooler.*", "cls.seq_relationship.*")
         twice = (f"{head}.decoder.weight", f"{head}.decoder.bias") if self.tied else (f"{head}.bias",)
         return {**names, "": (*unused, *twice)}
 
@@ -127,14 +145,20 @@ class Config:
             "vocab_size": "vocab", "hidden_size": "width", "num_hidden_layers": "depth",
             "num_attention_heads": "heads", "intermediate_size": "hidden", "max_position_embeddings": "length",
             "type_vocab_size": "segments", "layer_norm_eps": "epsilon", "tie_word_embeddings": "tied",
-            "hidden_dropout_prob": "dropout",
+            "hidden_dropout_prob": "dropout", "hidden_act": "activation", "task_type_vocab_size": "tasks",
         },
-        "must": {"model_type": ("bert",), "hidden_act": ("gelu",), "position_embedding_type": ("absolute",)},
+        "words": {"activation": {"gelu": "gelu", "relu": "relu"}},
+        "switched": {"task_type_vocab_size": "use_task_id"},
+        "must": {"model_type": ("bert", "ernie"), "position_embedding_type": ("absolute",)},
         "absent": {
             "layer_norm_eps": 1e-12, "type_vocab_size": 2, "tie_word_embeddings": True, "hidden_dropout_prob": 0.1,
+            "task_type_vocab_size": 3,
         },
         "least": {"segments": 1},
-        "architecture": "BertForMaskedLM",
+        "types": {
+            "bert": {"always": {"family": "bert", "tasks": 0}, "architecture": "BertForMaskedLM"},
+            "ernie": {"always": {"family": "ernie"}, "architecture": "ErnieForMaskedLM"},
+        },
         "unused": ("directionality", "pooler_*", "pool_act", "attention_probs_dropout_prob", "classifier_dropout"),
     }  # fmt: skip
 
@@ -156,8 +180,14 @@ class Config:
     segments: int = 0
     """Number of segment embeddings, as in the published weights; texts use the first. 0: none."""
 
+    tasks: int = 0
+    """Number of task embeddings, as in ERNIE 2.0 and 3.0; texts use the first. 0: none."""
+
     hidden: int | None = None
     """Width inside the MLP; 4 × `width` by default."""
+
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Of the MLP and of the output layer; `relu` as in ERNIE 1.0."""
 
     epsilon: float = 1e-5
     """Added to the variance in LayerNorm."""
@@ -168,11 +198,15 @@ class Config:
     tied: bool = False
     """The output layer uses the embedding's weights, and a separate bias."""
 
+    family: Literal["bert", "ernie"] = "bert"
+    """The family by whose names published weights are read and written."""
+
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")
         divides(self, "heads", "width")
-        if self.segments < 0:
-            raise ValueError(f"segments: {self.segments} is less than 0")
+        for name in ("segments", "tasks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 0")
         check_hidden_and_epsilon(self)
         check_dropout(self)
 

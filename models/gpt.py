@@ -80,6 +80,22 @@ class Head(nn.Layer):
 class GPT(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t], t at most `length`."""
 
+    paddle_nlp: ClassVar[dict[str, str | tuple[str, ...]]] = {
+        "transformer.wte.weight": "gpt.embeddings.word_embeddings.weight",
+        "transformer.wpe.weight": "gpt.embeddings.position_embeddings.weight",
+        "transformer.ln_f.*": "gpt.decoder.norm.*",
+        "transformer.h.*.ln_1.*": "gpt.decoder.layers.*.norm1.*",
+        "transformer.h.*.ln_2.*": "gpt.decoder.layers.*.norm2.*",
+        "transformer.h.*.attn.c_attn.*": (
+            "gpt.decoder.layers.*.self_attn.q_proj.*",
+            "gpt.decoder.layers.*.self_attn.k_proj.*",
+            "gpt.decoder.layers.*.self_attn.v_proj.*",
+        ),
+        "transformer.h.*.attn.c_proj.*": "gpt.decoder.layers.*.self_attn.out_proj.*",
+        "transformer.h.*.mlp.c_fc.*": "gpt.decoder.layers.*.linear1.*",
+        "transformer.h.*.mlp.c_proj.*": "gpt.decoder.layers.*.linear2.*",
+    }
+
     def __init__(self, config: Config):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
@@ -121,12 +137,32 @@ class Config:
             "n_inner": "hidden", "layer_norm_epsilon": "epsilon", "tie_word_embeddings": "tied",
             "resid_pdrop": "dropout",
         },
+        "also": {  # PaddleNLP's
+            "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
+            "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "resid_pdrop",
+            "hidden_activation": "activation_function", "hidden_act": "activation_function",
+        },
         "must": {
-            "model_type": ("gpt2",), "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "model_type": ("gpt2", "gpt"), "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
             "scale_attn_weights": (True,), "embd_pdrop": ("as resid_pdrop",),
         },
         "absent": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "n_inner": None, "resid_pdrop": 0.1},
-        "architecture": "GPT2LMHeadModel",
+        "types": {
+            "gpt2": {"architecture": "GPT2LMHeadModel"},
+            # PaddleNLP's: its "gelu" is approximated by tanh, too, and its norms add 1e-5, whatever the key says.
+            "gpt": {
+                "always": {"epsilon": 1e-5, "tied": True}, "architecture": "GPTForCausalLM",
+                "must": {
+                    "activation_function": ("gelu",), "normalize_before": (True,), "scale_qk_coeff": (None, 1),
+                    "attention_probs_dropout_prob": ("as resid_pdrop",),
+                },
+                "unused": (
+                    "type_vocab_size", "num_partitions", "ignore_index", "fused_softmax_with_triangular",
+                    "use_fast_layer_norm",
+                ),
+            },
+        },
         "unused": ("n_ctx", "summary_*", "attn_pdrop"),
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Llama: a decoder-only transformer with RMSNorm, rotary positions, SwiGLU and grouped-query attention.
 
-Mistral, SmolLM2, Qwen2 and Qwen3 are Llamas with other settings: biases, norms of q and k, another head width.
+Mistral, SmolLM2, Qwen2, Qwen3 and ERNIE 4.5 are Llamas with other settings: biases, norms of q and k, another head
+width, other pairs that are rotated.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Rope:
     low: float = 1.0
     high: float = 4.0
     original_length: int = 8192
+    interleaved: bool = False
 
     def frequencies(self, half: int, dtype: str) -> paddle.Tensor:
         """[half] frequencies, in radians per token. `linear` divides all of them (Chen et al., arXiv:2306.15595).
@@ -57,7 +59,8 @@ def rotate(
     default counted from `start` for the first token.
 
     Products of two vectors then depend on their distance only. The pairs that are rotated are element i of the first
-    half of a head and element i of the second half, as in the published weights.
+    half of a head and element i of the second half, as in Llama's published weights; with `rope.interleaved` elements
+    2i and 2i + 1, as in ERNIE's (transformers' modeling_ernie4_5).
     """
     half = x.shape[-1] // 2
     wide = "float64" if x.dtype == paddle.float64 else "float32"
@@ -68,6 +71,10 @@ def rotate(
         -2
     )  # [t, 1, half] or [n, t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
+    if rope.interleaved:
+        first, second = x.reshape([0, 0, -1, half, 2]).unbind(-1)
+        pairs = paddle.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return pairs.flatten(3)
     first, second = x.split(2, axis=-1)
     return paddle.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -193,9 +200,10 @@ class Llama(Generates, DocumentChain):
             config.qk_norm,
         )
         self.paddle_nlp = {"model.*": "qwen2.*" if config.bias == "qkv" else "llama.*"}
+        self.paddle_formers: dict[str, str] = {}  # the names of transformers
 
     def hugging_face(self) -> Names:
-        """The names of the tensors in transformers' LlamaForCausalLM, and in its Qwen2 and Qwen3."""
+        """The names of the tensors in transformers' LlamaForCausalLM, and in its Qwen2, Qwen3 and Ernie4_5."""
         last = len(self.blocks) - 1
         names: Names = {
             "blocks.0.token.weight": "model.embed_tokens.weight",
@@ -226,6 +234,7 @@ class Llama(Generates, DocumentChain):
 # Qwen's keys: attention may see a window of the last tokens, in layers of that type.
 _WINDOW = ("attention_dropout", "sliding_window", "max_window_layers")
 _NO_WINDOW = {"use_sliding_window": (False,), "layer_types": (None, ["full_attention"])}
+_PLAIN = {"qk_norm": False, "rope_interleaved": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +263,7 @@ class Config:
             "bias": {False: None, True: "qkvo"},
         },
         "must": {
-            "model_type": ("llama", "mistral", "qwen2", "qwen3"), "hidden_act": ("silu", "swish"),
+            "model_type": ("llama", "mistral", "qwen2", "qwen3", "ernie4_5"), "hidden_act": ("silu", "swish"),
             "pretraining_tp": (1,),
         },
         "absent": {
@@ -263,20 +272,28 @@ class Config:
         },
         "computed": {"head_dim": "hidden_size / num_attention_heads"},
         "types": {
-            "llama": {"always": {"qk_norm": False}, "architecture": "LlamaForCausalLM"},
+            "llama": {"always": {**_PLAIN}, "architecture": "LlamaForCausalLM"},
             "qwen2": {
-                "always": {"qk_norm": False, "bias": "qkv"}, "must": _NO_WINDOW, "unused": _WINDOW,
+                "always": {**_PLAIN, "bias": "qkv"}, "must": _NO_WINDOW, "unused": _WINDOW,
                 "absent": {"max_position_embeddings": 32768},
                 "needs": ("num_key_value_heads",), "architecture": "Qwen2ForCausalLM",
             },
             "qwen3": {
-                "always": {"qk_norm": True}, "must": _NO_WINDOW, "unused": _WINDOW,
+                "always": {**_PLAIN, "qk_norm": True}, "must": _NO_WINDOW, "unused": _WINDOW,
                 "absent": {"max_position_embeddings": 32768, "head_dim": 128},
                 "needs": ("num_key_value_heads",), "architecture": "Qwen3ForCausalLM",
             },
             "mistral": {
-                "always": {"qk_norm": False, "bias": None}, "absent": {"max_position_embeddings": 131072},
+                "always": {**_PLAIN, "bias": None}, "absent": {"max_position_embeddings": 131072},
                 "needs": ("sliding_window", "num_key_value_heads"), "architecture": "MistralForCausalLM",
+            },
+            # Its use_bias is refused: transformers' norms have none then, PaddleFormers' and ERNIEKit's may.
+            "ernie4_5": {
+                "always": {"qk_norm": False, "bias": None, "rope_interleaved": True},
+                "must": {"use_rmsnorm": (None, True), "compression_ratio": (None, 1), "scale_qk_coeff": (None, 1)},
+                "absent": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+                "needs": ("num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"),
+                "architecture": "Ernie4_5ForCausalLM",
             },
         },
         "unused": ("attention_dropout",),
@@ -314,6 +331,9 @@ class Config:
 
     rope_base: float = 10000.0
     """Base of the rotary embedding's wavelengths."""
+
+    rope_interleaved: bool = False
+    """Rotates neighbouring elements of a head, as ERNIE 4.5; by default elements half a head apart."""
 
     rope_scaling: Literal["linear", "llama3"] | None = None
     """Lowers the frequencies for texts longer than in the first training: `linear` divides all by `rope_factor`;
@@ -364,6 +384,7 @@ class Config:
             low=self.rope_low,
             high=self.rope_high,
             original_length=self.rope_original_length,
+            interleaved=self.rope_interleaved,
         )
 
     def build(self) -> nn.Layer:

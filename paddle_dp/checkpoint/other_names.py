@@ -34,13 +34,20 @@ Names = Mapping[str, NameSpec]
 PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
 INNER = "Hugging Face's, of the model without its head"
 PADDLE_NLP, PADDLE_NLP_INNER = "PaddleNLP's", "PaddleNLP's, of the model without its head"
-PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # their Linear is [inputs, outputs]
-# PaddleNLP's names of weights with a layout that no table here describes, and a description of each.
+PADDLE_FORMERS, PADDLE_FORMERS_INNER = "PaddleFormers'", "PaddleFormers', of the model without its head"
+# Their Linear is [inputs, outputs].
+PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER, PADDLE_FORMERS, PADDLE_FORMERS_INNER)
+# PaddleNLP's names of weights with a layout that no table here describes, and a description of each. Of one name there
+# are several layouts: q, k and v one after another, or group by group of heads.
 UNKNOWN = {
-    "*.self_attn.qkv_proj.*": "q, k and v fused (fuse_attention_qkv)",
+    "*.self_attn.qkv_proj.*": "q, k and v fused (fuse_attention_qkv; ERNIE 4.5 of ERNIEKit)",
     "*.mlp.gate_up_fused_proj.*": "two products fused (fuse_attention_ffn)",
-    "gpt.decoder.*": "a GPT",
-    "ernie.*": "an ERNIE",
+    "*.mlp.up_gate_proj.*": "two products fused (ERNIE 4.5 of ERNIEKit)",
+}
+OTHER_MODELS = {
+    "gpt.decoder.*": "of a GPT: model {use: gpt} has its names",
+    "ernie.encoder.layers.*": "of an ERNIE: model {use: bert, family: ernie} has its names",
+    "bert.encoder.layers.*": "of a BERT: model {use: bert} has its names",
 }
 
 
@@ -198,10 +205,18 @@ class OtherVersions(Protocol):
 
 @runtime_checkable
 class InPaddleNLP(Protocol):
-    """A model with `PublishedNames` that maps patterns of transformers' names to PaddleNLP's names. A tensor that the
-    table for transformers transposes is not transposed in PaddleNLP, unless its name here ends in .T."""
+    """A model with `PublishedNames` that maps patterns of transformers' names to PaddleNLP's names, or to three names
+    for one tensor with all of q, k and v. A tensor that the table for transformers transposes is not transposed in
+    PaddleNLP, unless its name here ends in .T."""
 
-    paddle_nlp: Mapping[str, str]
+    paddle_nlp: Mapping[str, str | tuple[str, ...]]
+
+
+@runtime_checkable
+class InPaddleFormers(Protocol):
+    """The same for PaddleFormers' names."""
+
+    paddle_formers: Mapping[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -228,11 +243,19 @@ def names_of(model: nn.Layer) -> Tables:
         unused = [str(pattern) for pattern in published.pop("", ())]
         tables |= {HUGGING_FACE: published, INNER: _without_prefix(published)}
         passed_over |= {HUGGING_FACE: unused, INNER: unused}
-        if isinstance(model, InPaddleNLP):
-            ours = _in_paddle_nlp(published, model.paddle_nlp)
-            tables |= {PADDLE_NLP: ours, PADDLE_NLP_INNER: _without_prefix(ours)}
-            unused = [*unused, *(_first(name, model.paddle_nlp)[0].removesuffix(".T") for name in unused)]
-            passed_over |= {PADDLE_NLP: unused, PADDLE_NLP_INNER: unused}
+        for convention, inner, patterns in (
+            (PADDLE_NLP, PADDLE_NLP_INNER, model.paddle_nlp if isinstance(model, InPaddleNLP) else None),
+            (
+                PADDLE_FORMERS,
+                PADDLE_FORMERS_INNER,
+                model.paddle_formers if isinstance(model, InPaddleFormers) else None,
+            ),
+        ):
+            if patterns is not None:
+                ours = _in_paddle(published, patterns)
+                tables |= {convention: ours, inner: _without_prefix(ours)}
+                theirs = [called.removesuffix(".T") for name in unused for called in _called(name, patterns)]
+                passed_over |= {convention: [*unused, *theirs], inner: [*unused, *theirs]}
     versions = dict(model.hugging_face_versions) if isinstance(model, OtherVersions) else {}
     return Tables(tables, passed_over, versions)
 
@@ -263,16 +286,20 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
 
 
 def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None) -> None:
-    """Raises UsageError for names of `UNKNOWN` that the table lacks."""
+    """Raises UsageError for names of `UNKNOWN` that the table lacks, and of `OTHER_MODELS` if it has none of theirs."""
     known = {name for origin in origins_of(table).values() for name in origin.names}
+    foreign = {p: kind for p, kind in OTHER_MODELS.items() if not any(fnmatchcase(name, p) for name in known)}
     for name in there if not from_torch else ():
         for pattern, kind in UNKNOWN.items():
             if name not in known and fnmatchcase(name, pattern):
                 raise UsageError(
-                    f"load: {name} is PaddleNLP's, of {kind}, whose layout is not known here; known are its Llama and "
-                    "BERT, not fused. Save the model with transformers' names and load that, or rename the tensors "
-                    "that fit with load.rename, and select only these with load.only."
+                    f"load: {name} is PaddleNLP's, of {kind}, whose layout is not known here; known are its Llama, "
+                    "GPT, BERT and ERNIE, not fused. Save the model with transformers' names and load that, or rename "
+                    "the tensors that fit with load.rename, and select only these with load.only."
                 )
+        for pattern, kind in foreign.items():
+            if fnmatchcase(name, pattern):
+                raise UsageError(f"load: {name} is PaddleNLP's, {kind}.")
 
 
 def _fits(table: Names, there: set[str]) -> int:
@@ -295,16 +322,26 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
     return table
 
 
-def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
-    """The same table with PaddleNLP's names."""
+def _in_paddle(published: Names, patterns: Mapping[str, str | tuple[str, ...]]) -> Names:
+    """The same table with PaddleNLP's or PaddleFormers' names."""
 
-    def called(piece: str) -> str:
-        return _first(piece.removesuffix(".T"), patterns)[0]
+    def called(*pieces: str) -> tuple[str, ...]:
+        return tuple(name for piece in pieces for name in _called(piece.removesuffix(".T"), patterns))
 
     return {
-        ours: called(origin) if isinstance(origin, str) else (tuple(map(called, origin[0])), origin[1])
+        ours: called(origin)[0] if isinstance(origin, str) else (called(*origin[0]), origin[1])
         for ours, origin in published.items()
     }
+
+
+def _called(name: str, patterns: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
+    """The new names by the first pattern that fits; the old one if none fits."""
+    for pattern, new in patterns.items():
+        if _stars(name, pattern) is not None:
+            return tuple(
+                _first(name, {pattern: each})[0] for each in ((new,) if isinstance(new, str) else new)
+            )
+    return (name,)
 
 
 def _without_prefix(table: Names) -> Names:

@@ -90,7 +90,8 @@ class SafetensorsFile:
                 written = read_metadata(self._file).get("format")
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-        self.from_torch: bool | None = {"pt": True, "pd": False}.get(str(written))
+        # PaddleNLP and PaddleFormers save "np"; weights that they convert to transformers' layout, "pt".
+        self.from_torch: bool | None = {"pt": True, "pd": False, "np": False}.get(str(written))
 
     @property
     def names(self) -> tuple[str, ...]:

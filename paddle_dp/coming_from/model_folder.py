@@ -22,6 +22,8 @@ _WEIGHTS = (
 )
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model")
 TEXTS = "path/of/the/texts"
+# Kinds whose names other models have, too: gpt-oss, ernie-gram, ERNIE-4.5-21B-A3B. Their config.json decides.
+_SHARED_NAMES = ("gpt", "ernie", "ernie4_5")
 _HEAD = 1024  # tokens of a sample where neither the file nor the model says a length
 
 
@@ -45,9 +47,9 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
     """
     name = c.take(key) if folder is None else c.values.get(key)
     c.carried |= {key} & c.values.keys()
-    neighbor = c.folder if not name and (c.folder / hf_config.FILE).is_file() else None
+    neighbor = c.folder if not name and _has_sizes(c.folder) else None
     local = Path(name).expanduser() if isinstance(name, str) and name else None
-    is_local = local is not None and (local / hf_config.FILE).is_file()
+    is_local = local is not None and _has_sizes(local)
     source = folder or (local if is_local else neighbor)
     if source is None:
         return _by_name(c, key, name, with_weights)
@@ -55,7 +57,7 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
         values = hf_config.read(source)
         family = _family_of(c, key, source, values.get("model_type"))
         _refuse_head(c, key, source, family, values.get("architectures"))
-        sizes = hf_config.settings_of(values, find("models", family), family, None)
+        sizes = hf_config.settings_of(values, find("models", family), family, None, hf_config.file_in(source))
     except RecipeError as error:
         c.refuse(key, f"{source}: {error}")
     for dropout in ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"):
@@ -78,7 +80,9 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
         )
     last = name.rstrip("/").rpartition("/")[2].lower()
     kinds = [
-        (kind, use) for kind, use in _families().items() if re.search(rf"(?<![a-z]){kind}(?![a-z])", last)
+        (kind, use)
+        for kind, use in _families().items()
+        if kind not in _SHARED_NAMES and re.search(rf"(?<![a-z]){kind}(?![a-z])", last)
     ]
     if not kinds:
         c.refuse(
@@ -90,13 +94,18 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
     c.fill(
         "model.from", f"the folder of {name}, which is not here. {family} is by its name; config.json decides"
     )
-    if (c.folder / hf_config.FILE).is_file():
+    if _has_sizes(c.folder):
         c.differences.append(
-            f"The {hf_config.FILE} next to the file is not read, as the file names {name}: --model {c.folder}."
+            f"The {hf_config.file_in(c.folder)} next to the file is not read, as the file names {name}: --model "
+            f"{c.folder}."
         )
     if not with_weights:
         c.fill("model", "theirs draws the weights anew. A folder with a config.json alone gives the sizes")
     return PublishedModel({"use": family, "from": name}, family, Path(name), {})
+
+
+def _has_sizes(folder: Path) -> bool:
+    return (folder / hf_config.file_in(folder)).is_file()
 
 
 def _families() -> dict[str, str]:
@@ -110,7 +119,8 @@ def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str
         known = ", ".join(families)
         c.refuse(
             key,
-            f"{folder / hf_config.FILE} has model_type {json.dumps(model_type)}, and the models here are {known}",
+            f"{folder / hf_config.file_in(folder)} has model_type {json.dumps(model_type)}, and the models here are "
+            f"{known}",
         )
     return families[model_type]
 
@@ -122,7 +132,7 @@ def _refuse_head(c: Configuration, key: str, folder: Path, family: str, architec
     if known and not any(re.search(rf"For({heads})|^(?!.*(For[A-Z]|Reward))", each) for each in known):
         c.refuse(
             key,
-            f"{folder / hf_config.FILE} has architectures {', '.join(known)}, a head of another task than "
+            f"{folder / hf_config.file_in(folder)} has architectures {', '.join(known)}, a head of another task than "
             f"{family}'s here: name a folder without it, --model FOLDER",
         )
 

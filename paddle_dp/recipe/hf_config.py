@@ -7,6 +7,7 @@ the model's result and that our model does not support is refused by name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +18,8 @@ from paddle_dp.part import find, names
 from paddle_dp.part.config import fields_of, show
 from paddle_dp.recipe.yaml_document import YamlDocument
 
-FILE = "config.json"
+FILE, OLD_FILE = "config.json", "model_config.json"  # the second is PaddleNLP's, before 2.5
+_OLD_CLASS = re.compile(r"(Bert|Ernie|GPT|Llama)(Model|For[A-Z]\w*|LMHeadModel)")
 KEY = "from"
 MEANING = "A Hugging Face folder, which provides sizes (config.json) and initial weights."
 _LARGEST = 2**22  # bytes of a config.json
@@ -42,12 +44,13 @@ class PublishedSizes(Protocol):
     """A Config that translates Hugging Face's config.json. The table's entries:
 
     `sizes`: their key (nested ones with dots) → our field; `also`: a synonym → that key; `words`: our field → their
-    value → ours; `must`: their key → the only values that ours supports, including "as KEY" and "KEY / KEY", and a list
-    for values that are lists of these; `always`: our field → its value; `least`: our field → the minimum of theirs;
-    `absent`: their key → its default, a text names another key; `computed`: their key → "KEY / KEY", written where our
-    field is None; `needs`: required keys, because the defaults of theirs differ; `unused`: patterns of irrelevant keys;
-    `architecture`: their class; `types`: model_type → entries that are added to these or replace them, of which the
-    first that can express our Config is written.
+    value → ours; `must`: their key → the only values that ours supports, including "as KEY" and "KEY / KEY", and a
+    list for values that are lists of these; `always`: our field → its value; `least`: our field → the minimum of
+    theirs; `absent`: their key → its default, a text names another key; `computed`: their key → "KEY / KEY", written
+    where our field is None; `switched`: a key of `sizes` → another key, without which it counts as 0; `needs`:
+    required keys, because the defaults of theirs differ; `unused`: patterns of irrelevant keys; `architecture`: their
+    class; `types`: model_type → entries that are added to these or replace them, of which the first that can express
+    our Config is written.
     """
 
     hugging_face: Mapping[str, Any]
@@ -69,7 +72,8 @@ def expand(page: YamlDocument, home: Path) -> None:
     try:
         if not isinstance(folder, str) or not folder:
             raise _wrong(f"{show(folder)} is not the path of a folder")
-        settings = settings_of(read(Path(folder).expanduser()), kind, model["use"], home)
+        source = Path(folder).expanduser()
+        settings = settings_of(read(source), kind, model["use"], home, file_in(source))
     except RecipeError as error:
         for mistake in error.mistakes:
             page.complain(key_path, mistake.message)
@@ -83,9 +87,15 @@ def expand(page: YamlDocument, home: Path) -> None:
         page.source_lines[("load",)] = page.source_line(key_path)
 
 
-def read(folder: Path, name: str = FILE, setting: str = f"model.{KEY}") -> dict[str, Any]:
+def file_in(folder: Path) -> str:
+    """The name of the file with a folder's sizes: config.json, unless there is an old one of PaddleNLP's only."""
+    return OLD_FILE if not (folder / FILE).is_file() and (folder / OLD_FILE).is_file() else FILE
+
+
+def read(folder: Path, name: str | None = None, setting: str = f"model.{KEY}") -> dict[str, Any]:
     """The keys of a folder's config.json, or of another file of settings, nested ones with dots. Raises RecipeError,
     for the recipe's `setting`, if it cannot be read."""
+    name = name or file_in(folder)
     file = folder / name
 
     def _wrong(message: str) -> RecipeError:
@@ -104,9 +114,29 @@ def read(folder: Path, name: str = FILE, setting: str = f"model.{KEY}") -> dict[
         raise _wrong(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise _wrong(f"{file} is not a group of settings")
+    if name == OLD_FILE:
+        content = _without_init_args(content)
     if isinstance(labels := content.get("id2label"), dict):
         content.setdefault("num_labels", len(labels))
     return dict(_flat(content, ""))
+
+
+def _without_init_args(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an old file of PaddleNLP's as config.json has them.
+
+    It holds the call that made a model: the class as `init_class`, arguments without a name in the list `init_args`, of
+    which the inner model is a group like the whole file. The outer setting counts, as in PaddleNLP.
+    """
+    settings = {key: value for key, value in content.items() if key not in ("init_args", "init_class")}
+    arguments = content.get("init_args") or []
+    for argument in arguments if isinstance(arguments, list | tuple) else [arguments]:
+        if not isinstance(argument, dict):
+            raise _wrong(f"{OLD_FILE} has init_args {show(argument)}, which has no name: write config.json")
+        settings = {**_without_init_args(argument), **settings}
+    if isinstance(name := content.get("init_class"), str):
+        known = _OLD_CLASS.fullmatch(name)
+        settings |= {"architectures": [name], "model_type": known[1].lower() if known else name}
+    return settings
 
 
 def _flat(group: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
@@ -117,9 +147,11 @@ def _flat(group: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
             yield f"{above}{key}", value
 
 
-def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path | None) -> dict[str, Any]:
-    """The settings of our model from the keys of config.json. Raises RecipeError with every key or value that ours
-    does not support."""
+def settings_of(
+    there: Mapping[str, Any], kind: type[Any], use: str, home: Path | None, file: str = FILE
+) -> dict[str, Any]:
+    """The settings of our model from the keys of config.json, or of another `file`. Raises RecipeError with every key
+    or value that ours does not support."""
     table = _table(kind)
     if table is None:
         having = ", ".join(n for n in names("models", home) if "." not in n and _table_of(n, home))
@@ -130,9 +162,12 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
         table = _typed_table(table, values.get("model_type"))
         wrong = list(wrong_keys(values, table, use))
     if wrong:
-        raise RecipeError([Mistake(where="", message=f"model.{KEY}: {FILE} {problem}") for problem in wrong])
+        raise RecipeError([Mistake(where="", message=f"model.{KEY}: {file} {problem}") for problem in wrong])
     settings: dict[str, Any] = {}
+    switched = table.get("switched", {})
     for key, field in table["sizes"].items():
+        if key in switched and not values.get(switched[key]):
+            continue
         value = values[key] if key in values else table.get("absent", {}).get(key, ...)
         if isinstance(value, str) and value in table["sizes"] and key not in values:
             value = values.get(value, ...)
@@ -141,7 +176,7 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
         if value is not ...:
             settings[field] = _translate(table, field, value)
         elif field in REQUIRED:
-            raise _wrong(f"{FILE} has no {key}")
+            raise _wrong(f"{file} has no {key}")
     settings |= (always := table.get("always", {}))
     return {
         field: value
@@ -218,7 +253,8 @@ def _wrong_type(
 
 def wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
     """Yields a message for each key that ours does not support."""
-    sizes, must = table["sizes"], table.get("must", {})
+    sizes, must, always = table["sizes"], table.get("must", {}), table.get("always", {})
+    switches = {switch for key, switch in table.get("switched", {}).items() if sizes[key] not in always}
     for key, value in values.items():
         if key in sizes:
             values_by_name = table.get("words", {}).get(sizes[key])
@@ -229,7 +265,7 @@ def wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) ->
             if value is not None and not any(_is(value, option) for option in allowed):
                 yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
         elif value and not any(
-            fnmatchcase(key, pattern) for pattern in (*_HARMLESS, *table.get("unused", ()))
+            fnmatchcase(key, pattern) for pattern in (*_HARMLESS, *table.get("unused", ()), *switches)
         ):
             yield f"has {key} {show(value)}, which {use} does not know"
 
@@ -281,7 +317,12 @@ def written(config: Any) -> dict[str, Any]:
         elif value is None and labels is None and table.get("absent", {}).get(key, ...) is not None:
             value = 4 * ours["width"]  # the default of `hidden`
         flat[key] = value if labels is None else {v: k for k, v in reversed(labels.items())}[value]
-    flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
+        if switch := table.get("switched", {}).get(key):
+            flat[switch] = bool(value)
+            if not value:
+                del flat[key]
+    must = {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
+    flat |= {key: value for key, value in must.items() if value is not None}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
     return {"architectures": [table["architecture"]], "torch_dtype": "float32", **_nested(flat)}

@@ -13,7 +13,15 @@ from paddle import nn
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.checkpoint.matching import outlook
-from paddle_dp.checkpoint.other_names import Origin, Translated, names_of, origins_of, renamed, translated
+from paddle_dp.checkpoint.other_names import (
+    HUGGING_FACE,
+    Origin,
+    Translated,
+    names_of,
+    origins_of,
+    renamed,
+    translated,
+)
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError, UsageError
@@ -176,7 +184,7 @@ def test_an_unknown_format_is_named(tmp_path: Path) -> None:
 def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
     """A model's weights as PaddleNLP saves them, written out by its own names, and not from our tables."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    width, heads, last = 16, 4, len(model.blocks) - 1
+    heads, last = 4, len(model.blocks) - 1
     if type(model).__name__ == "Llama":
         found = {"llama.embed_tokens.weight": state["blocks.0.token.weight"]}
         found |= {
@@ -203,46 +211,92 @@ def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
             }
         family = "qwen2" if model.bias == "qkv" else "llama"
         return {name.replace("llama", family): array for name, array in found.items()}
-    first, end = "bert.embeddings", f"blocks.{last}"
+    if type(model).__name__ == "GPT":
+        return gpt_in_paddle_nlp(state, heads)
+    first, end = f"{model.family}.embeddings", f"blocks.{last}"
     found = {f"{first}.word_embeddings.weight": state["blocks.0.token.weight"]}
     found |= {f"{first}.position_embeddings.weight": state["blocks.0.position"]}
     found |= {f"{first}.token_type_embeddings.weight": state["blocks.0.segment"]}
-    found |= {"cls.predictions.decoder_weight": found[f"{first}.word_embeddings.weight"]}
-    found |= {
-        "cls.predictions.decoder_bias": state[f"{end}.out.bias"],
-        "bert.pooler.dense.bias": np.zeros(3, "float32"),
-    }
+    if "blocks.0.task" in state:
+        found |= {f"{first}.task_type_embeddings.weight": state["blocks.0.task"]}
+    for decoder in (
+        "decoder_",
+        "decoder.",
+    ):  # since 2.6 it has both names of the bias, and the second one's weight
+        found |= {f"cls.predictions.{decoder}weight": found[f"{first}.word_embeddings.weight"]}
+        found |= {f"cls.predictions.{decoder}bias": state[f"{end}.out.bias"]}
+    found |= {f"{model.family}.pooler.dense.bias": np.zeros(3, "float32")}
     for word in ("weight", "bias"):
         found |= {f"{first}.layer_norm.{word}": state[f"blocks.0.norm.{word}"]}
         found |= {f"cls.predictions.transform.{word}": state[f"{end}.dense.{word}"]}
         found |= {f"cls.predictions.layer_norm.{word}": state[f"{end}.norm.{word}"]}
         for n in range(last - 1):
-            ours, theirs_of = f"blocks.{n + 1}", f"bert.encoder.layers.{n}"
-            qkv = state[f"{ours}.qkv.{word}"]
-            apart = qkv.reshape(*qkv.shape[:-1], heads, 3, width // heads)
-            for number, each in enumerate("qkv"):
-                part = apart[..., number, :].reshape(*qkv.shape[:-1], width)
-                found |= {f"{theirs_of}.self_attn.{each}_proj.{word}": part}
-            found |= {f"{theirs_of}.self_attn.out_proj.{word}": state[f"{ours}.out.{word}"]}
-            found |= {f"{theirs_of}.linear1.{word}": state[f"{ours}.up.{word}"]}
-            found |= {f"{theirs_of}.linear2.{word}": state[f"{ours}.down.{word}"]}
-            found |= {
-                f"{theirs_of}.{norm}.{word}": state[f"{ours}.{norm}.{word}"] for norm in ("norm1", "norm2")
-            }
+            found |= layer_in_paddle_nlp(
+                state, f"blocks.{n + 1}", f"{model.family}.encoder.layers.{n}", word, heads
+            )
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "bert"])
-def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(family: str, tmp_path: Path) -> None:
-    """Square matrices: what lies the wrong way would fit."""
+def layer_in_paddle_nlp(
+    state: dict[str, np.ndarray], ours: str, theirs: str, word: str, heads: int
+) -> dict[str, np.ndarray]:
+    """The tensors of a layer of BERT, ERNIE or GPT: `word` is weight or bias."""
+    qkv = state[f"{ours}.qkv.{word}"]
+    width = qkv.shape[-1] // 3
+    apart = qkv.reshape(*qkv.shape[:-1], heads, 3, width // heads)
+    found = {
+        f"{theirs}.self_attn.{each}_proj.{word}": apart[..., number, :].reshape(*qkv.shape[:-1], width)
+        for number, each in enumerate("qkv")
+    }
+    names = {
+        "out": "self_attn.out_proj",
+        "up": "linear1",
+        "down": "linear2",
+        "norm1": "norm1",
+        "norm2": "norm2",
+    }
+    return found | {
+        f"{theirs}.{name}.{word}": state[f"{ours}.{layer}.{word}"] for layer, name in names.items()
+    }
+
+
+def gpt_in_paddle_nlp(state: dict[str, np.ndarray], heads: int) -> dict[str, np.ndarray]:
+    found = {
+        "gpt.embeddings.word_embeddings.weight": state["blocks.0.token.weight"],
+        "gpt.embeddings.position_embeddings.weight": state["blocks.0.position"],
+        "lm_head.weight": state["blocks.0.token.weight"],
+    }
+    for word in ("weight", "bias"):
+        found |= {f"gpt.decoder.norm.{word}": state[f"blocks.3.norm.{word}"]}
+        for n in range(2):
+            found |= layer_in_paddle_nlp(state, f"blocks.{n + 1}", f"gpt.decoder.layers.{n}", word, heads)
+    return found
+
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "llama": {"use": "llama"},
+    "qwen2": {"use": "llama", "bias": "qkv"},
+    "bert": {"use": "bert", "segments": 2, "tied": True},
+    "ernie": {"use": "bert", "segments": 4, "tasks": 3, "tied": True, "family": "ernie"},
+    "gpt": {"use": "gpt", "tied": True},
+}
+
+
+def drawn(**settings: Any) -> nn.Layer:
+    """A model with square matrices, which would fit the wrong way, too."""
     from paddle_dp.part import read_part
 
     sizes = {"vocab": 16, "width": 16, "depth": 2, "heads": 4, "hidden": 16, "length": 16}
-    sizes |= {"bert": {"segments": 2, "tied": True}, "qwen2": {"bias": "qkv"}}.get(family, {})
-    model = read_part("models", {"use": "bert" if family == "bert" else "llama", **sizes}).build()
+    model: nn.Layer = read_part("models", {**sizes, **settings}).build()
     with paddle.no_grad():
         for parameter in model.parameters():
             parameter.set_value(DRAW.normal(size=parameter.shape).astype("float32"))
+    return model
+
+
+@pytest.mark.parametrize("family", SWITCHES)
+def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(family: str, tmp_path: Path) -> None:
+    model = drawn(**SWITCHES[family])
     theirs = in_paddle_nlp(model)
     for inner in ("", f"{family}."):
         saved = {name.removeprefix(inner): paddle.to_tensor(array) for name, array in theirs.items()}
@@ -253,16 +307,62 @@ def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(family: str, tmp_pat
             np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=name)
 
 
+@pytest.mark.parametrize("settings", [{"rope_interleaved": True}, {"bias": "qkv"}, {"qk_norm": True}])
+def test_paddle_formers_has_transformers_names_and_turns_nothing_unless_it_says_pt(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    model = drawn(use="llama", **settings)
+    turned = {}
+    for ours, origin in origins_of(names_of(model).names[HUGGING_FACE]).items():
+        turned |= origin.written(model.state_dict()[ours].numpy())
+    as_ours = {
+        name: array.T if "_proj" in name or "lm_head" in name else array for name, array in turned.items()
+    }
+    paddle.save(
+        {name: paddle.to_tensor(array) for name, array in as_ours.items()}, str(tmp_path / "w.pdparams")
+    )
+    files = {
+        tmp_path / "w.pdparams": "PaddleFormers'",
+        written(tmp_path / "np.safetensors", {"format": "np"}, **as_ours): "PaddleFormers'",
+        written(tmp_path / "pt.safetensors", {"format": "pt"}, **turned): "Hugging Face's",
+        written(tmp_path / "none.safetensors", None, **turned): "Hugging Face's",
+    }
+    for file, convention in files.items():
+        weights, whose = translated(source(file), names_of(model), {})
+        assert whose == convention
+        for name, tensor in model.state_dict().items():
+            np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=f"{file}: {name}")
+
+
 def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> None:
     for name, what in (
         ("llama.layers.0.self_attn.qkv_proj.weight", "q, k and v fused"),
-        ("ernie.pooler.dense.bias", "an ERNIE"),
+        ("model.layers.0.mlp.up_gate_proj.weight", "two products fused"),
     ):
         paddle.save({name: paddle.ones([4, 4])}, str(tmp_path / "w.pdparams"))
         with pytest.raises(
             UsageError, match=f"{name} is PaddleNLP's, of {what}.*, whose layout is not known here"
         ):
             translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
+
+
+@pytest.mark.parametrize(
+    ("family", "other", "said"),
+    [
+        ("ernie", {"use": "bert", "segments": 4}, r"model \{use: bert, family: ernie\} has its names"),
+        ("gpt", {"use": "bert"}, r"model \{use: gpt\} has its names"),
+        ("bert", {"use": "gpt"}, r"model \{use: bert\} has its names"),
+    ],
+)
+def test_paddle_nlp_s_other_models_are_named(
+    tmp_path: Path, family: str, other: dict[str, Any], said: str
+) -> None:
+    theirs = in_paddle_nlp(drawn(**SWITCHES[family]))
+    paddle.save(
+        {name: paddle.to_tensor(array) for name, array in theirs.items()}, str(tmp_path / "w.pdparams")
+    )
+    with pytest.raises(UsageError, match=said):
+        translated(source(tmp_path / "w.pdparams"), names_of(drawn(**other)), {})
 
 
 def test_two_tensors_are_not_joined_head_by_head() -> None:

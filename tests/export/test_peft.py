@@ -47,6 +47,14 @@ MODELS = {
         f"{{use: bert, {SIZES}, segments: 2, tied: true}}",
         "adapter: {use: lora, rank: 2, match: ['*.qkv']}",
     ),
+    "ernie": (
+        f"{{use: bert, {SIZES}, segments: 4, tasks: 3, tied: true, family: ernie}}",
+        "adapter: {use: lora, rank: 2, match: ['*.qkv', '*.up']}",
+    ),
+    "ernie4_5": (
+        f"{{use: llama, {SIZES}, kv_heads: 2, hidden: 24, rope_interleaved: true, tied: true}}",
+        LORA,
+    ),
     "mlp": (
         "{use: mlp, inputs: 8, hidden: [5], classes: 20}",
         "adapter: {use: lora, rank: 2, match: [head]}",
@@ -293,11 +301,13 @@ import numpy as np, torch, transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 
 base, adapter, out = sys.argv[1:4]
-model = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+kind = json.load(open(f"{base}/config.json"))["architectures"][0]
+model = getattr(transformers, kind).from_pretrained(base).eval()
 if len(sys.argv) > 4:
     torch.manual_seed(0)
     settings = json.loads(sys.argv[4])
-    model = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM")).eval()
+    task = "CAUSAL_LM" if kind.endswith(("CausalLM", "LMHeadModel")) else None
+    model = get_peft_model(model, LoraConfig(**settings, task_type=task)).eval()
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -324,7 +334,7 @@ def scores(made: Any) -> np.ndarray:
     any(find_spec(name) is None for name in ("peft", "transformers")),
     reason="peft and transformers are not installed",
 )
-@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize("name", ["llama", "gpt", "ernie4_5", "ernie"])
 def test_peft_computes_the_same(tmp_path: Path, name: str) -> None:
     """In both directions: what peft has made and what it has read."""
     model, adapter = MODELS[name]
@@ -339,7 +349,8 @@ def test_peft_computes_the_same(tmp_path: Path, name: str) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         return np.load(tmp_path / "out.npy")
 
-    targets = {"llama": ["q_proj", "v_proj", "o_proj"], "gpt": ["c_attn", "c_fc"]}[name]
+    llama = ["q_proj", "v_proj", "o_proj"]
+    targets = {"llama": llama, "gpt": ["c_attn", "c_fc"], "ernie4_5": llama, "ernie": ["dense"]}[name]
     settings = json.dumps({"r": 4, "lora_alpha": 6, "target_modules": targets})
     theirs = run(tmp_path / "model", tmp_path / "theirs", tmp_path / "out.npy", settings)
     load_base = f"load: {{path: {tmp_path / 'base'}}}"

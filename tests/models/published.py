@@ -19,6 +19,7 @@ LLAMA = {
     "rms_norm_eps": 1e-6,
 }
 SMOLLM2 = {**LLAMA, "tie_word_embeddings": True, "rope_theta": 100000, "rope_interleaved": False}
+ERNIE_ROPE = {"rope_type": "default", "rope_theta": 500000.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -62,10 +63,26 @@ def made(name: str) -> Any:
             lambda: tr.Qwen3Config(**LLAMA, head_dim=8, attention_bias=True, tie_word_embeddings=True),
             tr.Qwen3ForCausalLM,
         ),
+        "ernie4_5": (
+            lambda: tr.Ernie4_5Config(**LLAMA, head_dim=12, rope_parameters=ERNIE_ROPE),
+            tr.Ernie4_5ForCausalLM,
+        ),
+        "ernie4_5 untied": (
+            lambda: tr.Ernie4_5Config(**LLAMA, head_dim=8, rope_parameters=LLAMA3, tie_word_embeddings=False),
+            tr.Ernie4_5ForCausalLM,
+        ),
         "bert": (lambda: tr.BertConfig(**SMALL, **dense), tr.BertForMaskedLM),
         "bert untied": (
             lambda: tr.BertConfig(**SMALL, **dense, tie_word_embeddings=False),
             tr.BertForMaskedLM,
+        ),
+        "ernie": (
+            lambda: tr.ErnieConfig(**SMALL, **dense, type_vocab_size=4, use_task_id=True),
+            tr.ErnieForMaskedLM,
+        ),
+        "ernie relu": (
+            lambda: tr.ErnieConfig(**SMALL, **dense, hidden_act="relu", tie_word_embeddings=False),
+            tr.ErnieForMaskedLM,
         ),
         "vit": (
             lambda: tr.ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1, num_labels=10),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 
 from models.bert import Config
@@ -35,6 +36,26 @@ def test_a_token_sees_those_before_and_behind_it(model, tokens):
     changed = text.clone()
     changed[:, 6] = (text[:, 6] + 1) % 20
     assert ((model(text) - model(changed)).abs().amax([0, 2]) > 1e-4).all()
+
+
+def test_a_text_is_of_the_first_task_and_segment(tokens):
+    model = Config(**SMALL, segments=4, tasks=3).build()
+    model(tokens(9)).square().sum().backward()
+    embedding = model.blocks[0]
+    for kinds in (embedding.segment, embedding.task):
+        assert kinds.grad[0].abs().max() > 0 and kinds.grad[1:].abs().max() == 0
+    assert (embedding.segment.grad[0] == embedding.task.grad[0]).all()
+    with pytest.raises(ValueError, match="tasks: -1 is less than 0"):
+        Config(**SMALL, tasks=-1)
+
+
+def test_blocks_and_the_output_layer_have_the_activation():
+    paddle.seed(0)
+    _, block, _, head = Config(**SMALL, activation="relu").build().blocks
+    x = paddle.randn([2, 5, 16])
+    mixed = block.norm1(x + block.out(block._attend(block.qkv(x))))
+    assert (block(x) == block.norm2(mixed + block.down(F.relu(block.up(mixed))))).all()
+    assert (head(x) == head.out(head.norm(F.relu(head.dense(x))))).all()
 
 
 def test_what_can_be_cut_is_there(model):

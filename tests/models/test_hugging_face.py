@@ -36,9 +36,10 @@ MAKER = Path(__file__).with_name("published.py")
 RATE = 1000.0  # so that a weight's step is large against its rounding
 LLAMAS = (
     "llama", "llama tied", "llama linear", "llama biases", "smollm2", "mistral", "qwen2", "qwen2 tied", "qwen3",
-    "qwen3 biases",
+    "qwen3 biases", "ernie4_5", "ernie4_5 untied",
 )  # fmt: skip
-HUGGING_FACE = ("gpt", "gpt untied", *LLAMAS, "bert", "bert untied", "vit")
+BERTS = ("bert", "bert untied", "ernie", "ernie relu")
+HUGGING_FACE = ("gpt", "gpt untied", *LLAMAS, *BERTS, "vit")
 TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision not installed")
 MODELS = (*HUGGING_FACE, pytest.param("resnet", marks=TORCHVISION))
 COMPARED = (*MODELS, pytest.param("resnet float64", marks=TORCHVISION))
@@ -73,7 +74,7 @@ def run(*words: object) -> None:
 def recipe_of(name: str, folder: str, into: Path) -> Any:
     from paddle_dp.recipe import read_recipe
 
-    use = name.split()[0]
+    use = "bert" if name in BERTS else name.split()[0]
     model, more = f"{{use: {use}, from: {folder}, dropout: 0}}", ""
     if name in LLAMAS:
         model = f"{{use: llama, from: {folder}}}"

@@ -38,6 +38,17 @@ def test_the_first_pair_turns_by_one_a_token():
     assert (turned[:, [1, 3]] == 0).all()
 
 
+def test_neighbours_turn_as_complex_numbers():
+    x, at = np.random.default_rng(0).normal(size=(2, 5, 3, 8)), 3
+    turned = rotate(paddle.to_tensor(x), Rope(base=100.0, interleaved=True), at).numpy()
+    angles = np.arange(at, at + 5)[:, None] * 100.0 ** (-np.arange(4) / 4)
+    wanted = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
+    np.testing.assert_allclose(turned[..., ::2] + 1j * turned[..., 1::2], wanted, atol=1e-12)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]  # the same turn, of elements half a head apart
+    halves = rotate(paddle.to_tensor(x[..., order]), Rope(base=100.0), at).numpy()
+    np.testing.assert_allclose(turned[..., order], halves, atol=1e-12)
+
+
 def test_grouped_heads_are_heads_with_repeated_keys(tokens):
     paddle.seed(0)
     grouped, full = Config(**SMALL, kv_heads=2).build(), Config(**SMALL, kv_heads=4).build()

@@ -19,7 +19,7 @@ from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
 from paddle_dp.recipe import Load, read_recipe
-from paddle_dp.recipe.hf_config import read, settings_of, written
+from paddle_dp.recipe.hf_config import file_in, read, settings_of, written
 
 SMALL = {"width": 16, "depth": 2, "heads": 4}
 WORDS = {"vocab": 20, "length": 8, **SMALL}
@@ -34,8 +34,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama biases": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "bias": "qkvo", "head_width": 6}),
     "qwen2": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "bias": "qkv", "tied": True}),
     "qwen3": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "qk_norm": True, "head_width": 128}),
+    "ernie4_5": ("llama", {**WORDS, "hidden": 24, "head_width": 6, "rope_interleaved": True, "tied": True}),
     "bert": ("bert", {**WORDS, "segments": 2}),
     "bert tied": ("bert", {**WORDS, "segments": 2, "tied": True, "hidden": 24, "epsilon": 1e-12}),
+    "ernie": ("bert", {**WORDS, "segments": 4, "tasks": 3, "tied": True, "family": "ernie"}),
+    "ernie relu": ("bert", {**WORDS, "segments": 2, "activation": "relu", "family": "ernie"}),
     "vit": ("vit", {"image": 8, "patch": 4, "channels": 1, "classes": 5, "pool": "class", **SMALL}),
 }
 RECIPE = """
@@ -135,8 +138,13 @@ def changed(folder: Path, **keys: Any) -> None:
         ({"head_dim": 5}, "heads: 4 are 5 wide, and rotary positions need an even width: choose another head_width"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
-        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama', 'mistral', 'qwen2' and 'qwen3' only: "
-         "use bert"),
+        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama', 'mistral', 'qwen2', 'qwen3' and "
+         "'ernie4_5' only: use bert"),
+        ({"model_type": "ernie4_5_moe", "moe_k": 2}, "has model_type 'ernie4_5_moe', and llama reads"),
+        ({"model_type": "ernie4_5", "rope_theta": ...}, "has no rope_theta, and a ernie4_5 has another default"),
+        ({"model_type": "ernie4_5", "use_bias": True}, "has use_bias true, which llama does not know"),
+        ({"model_type": "ernie4_5", "compression_ratio": 2.0}, "has compression_ratio 2.0: llama has null or 1 only"),
+        ({"model_type": "ernie4_5", "hidden_dropout_prob": 0.1}, "has hidden_dropout_prob 0.1, which llama does not"),
         ({"model_type": "qwen3_moe", "num_experts": 8}, r"config\.json has model_type 'qwen3_moe', and llama reads"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "has use_sliding_window true: llama has false only"),
         ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "has layer_types .*sliding"),
@@ -157,6 +165,30 @@ def test_what_ours_cannot_be_is_refused_by_name(tmp_path: Path, keys: dict[str, 
     changed(tmp_path, **keys)
     with pytest.raises(RecipeError, match=said):
         read_recipe(recipe_at(tmp_path, "llama"))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("ernie", {"hidden_act": "gelu_new"}, "has hidden_act 'gelu_new': bert has gelu, relu"),
+        ("ernie", {"task_id": 1}, "has task_id 1, which bert does not know"),
+        ("ernie", {"fuse": True}, "has fuse true, which bert does not know"),
+        ("ernie", {"model_type": "ernie_m"}, "has model_type 'ernie_m', and bert reads 'bert' and 'ernie' only"),
+        ("bert", {"use_task_id": True}, "has use_task_id true, which bert does not know"),
+        ("gpt", {"model_type": "gpt"}, "has activation_function 'gelu_new': gpt has 'gelu' only"),
+        ("gpt", {"model_type": "gpt", "activation_function": "gelu", "normalize_before": False},
+         "has normalize_before false: gpt has true only"),
+        ("gpt", {"model_type": "gpt", "activation_function": "gelu", "fuse_attention_qkv": True},
+         "has fuse_attention_qkv true, which gpt does not know"),
+    ],
+)  # fmt: skip
+def test_another_computation_is_refused_in_the_older_families(
+    tmp_path: Path, name: str, keys: dict[str, Any], said: str
+) -> None:
+    folder_of(name, tmp_path)
+    changed(tmp_path, **keys)
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(recipe_at(tmp_path, MODELS[name][0]))
 
 
 def test_another_kind_of_model_is_one_sentence(tmp_path: Path) -> None:
@@ -215,6 +247,118 @@ def test_the_model_type_switches_what_a_family_has(
     assert tuple(settings[name] for name in ("bias", "qk_norm", "head_width")) == switches
 
 
+ERNIE_NLP = {  # the keys that PaddleNLP 2.8.1 writes of an ERNIE, without its sizes
+    "attention_probs_dropout_prob": 0.1, "fuse": False, "initializer_range": 0.02, "pad_token_id": 0,
+    "paddlenlp_version": None, "pool_act": "tanh", "task_id": 0, "tie_word_embeddings": ...,
+    "position_embedding_type": ...,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "switches"),
+    [
+        ({}, ("gelu", 3, "ernie")),
+        ({"use_task_id": False}, ("gelu", 0, "ernie")),
+        ({"task_type_vocab_size": ...}, ("gelu", 3, "ernie")),
+        ({"use_task_id": ..., "task_type_vocab_size": 5, "hidden_act": "relu"}, ("relu", 0, "ernie")),
+        ({"use_task_id": False, "model_type": "bert"}, ("gelu", 0, "bert")),
+    ],
+)
+def test_an_ernie_has_embeddings_of_tasks_where_it_uses_them(
+    tmp_path: Path, keys: dict[str, Any], switches: tuple[Any, ...]
+) -> None:
+    folder_of("ernie", tmp_path)
+    changed(tmp_path, **ERNIE_NLP, **keys)
+    settings = read_recipe(recipe_at(tmp_path, "bert")).model.config
+    assert (settings.activation, settings.tasks, settings.family) == switches and settings.tied
+
+
+GPT_NLP = {  # the config.json that PaddleNLP 2.8.1 writes of a GPT
+    "architectures": ["GPTForCausalLM"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eol_token_id": 3,
+    "eos_token_id": 7, "fuse_attention_ffn": False, "fuse_attention_qkv": False, "hidden_activation": "gelu",
+    "fuse_sequence_parallel_allreduce": False, "fused_softmax_with_triangular": False, "hidden_dropout_prob": 0.1,
+    "hidden_size": 16, "ignore_index": 0, "initializer_range": 0.02, "intermediate_size": 24, "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 8, "model_type": "gpt", "normalize_before": True, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "num_partitions": 1, "pad_token_id": 0, "paddlenlp_version": None,
+    "recompute_granularity": "full", "scale_qk_coeff": 1.0, "seq_length": 1024, "sequence_parallel": False,
+    "tensor_parallel_degree": 1, "tensor_parallel_output": True, "type_vocab_size": 2, "use_fast_layer_norm": False,
+    "use_fused_dropout_add": False, "use_fused_linear": False, "virtual_pp_degree": 1, "vocab_size": 20,
+}  # fmt: skip
+
+
+def sizes_of(use: str, folder: Path) -> dict[str, Any]:
+    return settings_of(read(folder), find("models", use), use, None, file_in(folder))
+
+
+def test_a_gpt_of_paddle_nlp_is_read_by_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT_NLP))
+    wanted = {**WORDS, "hidden": 24, "dropout": 0.1, "tied": True}
+    assert sizes_of("gpt", tmp_path) == wanted
+    (tmp_path / "config.json").write_text(json.dumps({**GPT_NLP, "layer_norm_eps": 1e-3}))
+    assert sizes_of("gpt", tmp_path) == wanted  # as in PaddleNLP, whose norms do not read the key
+
+
+OLD_ERNIE = {
+    "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_act": "relu",
+    "max_position_embeddings": 8, "intermediate_size": 24, "type_vocab_size": 2, "pad_token_id": 0,
+    "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"init_class": "ErnieForMaskedLM", "init_args": [{**OLD_ERNIE, "init_class": "ErnieModel"}]},
+        {"init_class": "ErnieModel", **OLD_ERNIE},
+        {"init_class": "ErnieModel", "init_args": [], **OLD_ERNIE},
+        {"model_type": "ernie", "architectures": ["ErnieForMaskedLM"], **OLD_ERNIE},
+        {"init_class": "ErnieModel", **OLD_ERNIE, "init_args": [{"hidden_act": "gelu", "vocab_size": 7}]},
+    ],
+)
+def test_an_old_folder_of_paddle_nlp_has_a_call_in_place_of_settings(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    (tmp_path / "model_config.json").write_text(json.dumps(content))
+    assert sizes_of("bert", tmp_path) == {
+        **WORDS, "hidden": 24, "segments": 2, "epsilon": 1e-12, "tied": True, "dropout": 0.1, "activation": "relu",
+        "family": "ernie",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(
+        json.dumps({**content, **OLD_ERNIE, "hidden_act": "gelu", "init_args": None})
+    )
+    assert read(tmp_path)["hidden_act"] == "gelu"  # the new file counts
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"init_class": "ErnieGramModel", **OLD_ERNIE},
+            r"model_config\.json has model_type 'ErnieGramModel', and bert",
+        ),
+        (
+            {"init_class": "ErnieModel", "init_args": [20, 16]},
+            r"model_config\.json has init_args 20, which has no name",
+        ),
+        (
+            {"init_class": "GPTModel", **OLD_ERNIE},
+            r"model_config\.json has model_type 'gpt', and bert .*: use gpt",
+        ),
+        ({"init_class": "ErnieModel", "hidden_size": 16}, r"model_config\.json has no vocab_size"),
+        (
+            {"init_class": "ErnieModel", **OLD_ERNIE, "scale": 2},
+            r"model_config\.json has scale 2, which bert does not",
+        ),
+    ],
+)
+def test_an_old_folder_that_is_another_model_is_refused(
+    tmp_path: Path, content: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "model_config.json").write_text(json.dumps(content))
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(recipe_at(tmp_path, "bert"))
+
+
 QWEN = {
     "vocab_size": 151936,
     "max_window_layers": 24,
@@ -240,14 +384,30 @@ KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_valu
             7_248_023_552, (4096, 32, 32, 8, 14336),
             {"model_type": "mistral", "vocab_size": 32768, "sliding_window": None}, id="Mistral-7B-v0.3",
         ),
+        pytest.param(
+            360_748_032, (1024, 18, 16, 2, 3072),
+            {
+                "model_type": "ernie4_5", "vocab_size": 103424, "head_dim": 128, "rms_norm_eps": 1e-5,
+                "rope_theta": 5e5, "use_bias": False, "tie_word_embeddings": True,
+            },
+            id="ERNIE-4.5-0.3B",
+        ),
+        pytest.param(
+            117_986_368, (768, 12, 12, None, 3072),
+            {
+                "model_type": "ernie", "vocab_size": 40000, "max_position_embeddings": 2048, "type_vocab_size": 4,
+                "use_task_id": True,
+            },
+            id="ernie-3.0-base-zh",
+        ),
     ],
 )  # fmt: skip
 def test_a_published_model_has_its_number_of_parameters(
     tmp_path: Path, parameters: int, sizes: tuple[int, ...], keys: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**dict(zip(KEYS, sizes, strict=True)), **keys}))
-    settings = settings_of(read(tmp_path), find("models", "llama"), "llama", None)
-    assert size_of(find("models", "llama")(**settings).build) == parameters
+    use = "bert" if keys["model_type"] == "ernie" else "llama"
+    assert size_of(find("models", use)(**sizes_of(use, tmp_path)).build) == parameters
 
 
 @pytest.mark.parametrize(
@@ -257,6 +417,7 @@ def test_a_published_model_has_its_number_of_parameters(
         ({"bias": "qkvo"}, "LlamaForCausalLM"),
         ({"bias": "qkv"}, "Qwen2ForCausalLM"),
         ({"qk_norm": True}, "Qwen3ForCausalLM"),
+        ({"rope_interleaved": True}, "Ernie4_5ForCausalLM"),
     ],
 )
 def test_the_switches_choose_the_class_that_is_written(settings: dict[str, Any], architecture: str) -> None:
@@ -267,6 +428,12 @@ def test_the_switches_choose_the_class_that_is_written(settings: dict[str, Any],
 def test_switches_that_no_class_of_theirs_has_are_refused() -> None:
     with pytest.raises(UsageError, match=r"model\.(qk_norm is true|bias is 'qkv'), and Qwen"):
         written(find("models", "llama")(bias="qkv", qk_norm=True))
+    with pytest.raises(
+        UsageError, match=r"model\.rope_interleaved is true, and Qwen2ForCausalLM has false only"
+    ):
+        written(find("models", "llama")(bias="qkv", rope_interleaved=True))
+    with pytest.raises(UsageError, match=r"model\.tasks is 3, and BertForMaskedLM has 0 only"):
+        written(find("models", "bert")(segments=2, tasks=3))
 
 
 def test_a_linear_scale_of_paddle_nlp_is_ours(tmp_path: Path) -> None:
