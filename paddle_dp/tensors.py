@@ -45,7 +45,7 @@ def has_counted_nan(scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int)
 
 
 def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
-    """Takes the gradient, contiguous, from a parameter that has one. Copies only what is not contiguous."""
+    """Takes the gradient, contiguous, from a parameter that has one. Copies only tensors that are not contiguous."""
     import paddle
 
     gradient = parameter.grad

@@ -195,7 +195,7 @@ class PickleMachine:
 
 
 class UnreadObject(str):
-    """What stands for an object that is not read: its function or class. It is no value of the file."""
+    """Stands for an object that is not read: its function or class. It is no value of the file."""
 
 
 class RecordMachine(PickleMachine):

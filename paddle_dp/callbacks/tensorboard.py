@@ -1,6 +1,6 @@
 """Writes the dashboard's curves, texts and pictures for TensorBoard to <run>/tensorboard; needs tensorboardX.
 
-The numbers, tags and steps are those of the callback `dashboard`. Events are made with tensorboardX's messages, and
+Its numbers, tags and steps equal the callback `dashboard`'s. Events are made with tensorboardX's messages, and
 written here: its own writer cannot continue a log without repeated steps, and may leave half an event.
 """
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A, B = "lora_A", "lora_B"  # our names of the factors, and PEFT's
 _PREFIX = "base_model.model."
-# As in `recipe.hf_config`: a key that is none of these and neither empty nor false changes what an adapter computes.
+# As in `recipe.hf_config`: a key that is none of these and neither empty nor false changes an adapter's result.
 _KEYS: Mapping[str, Any] = {
     "sizes": {"r": "rank", "lora_alpha": "alpha"},
     "must": {

@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def load_rng_state(state: dict[str, Any]) -> None:
-    """Restores the generators. Those of devices that were not there, or not as many, stay as they are."""
+    """Restores the generators. Generators of devices that were not there, or not as many, stay as they are."""
     import paddle
 
     for kind in _kinds():

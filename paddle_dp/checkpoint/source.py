@@ -45,7 +45,7 @@ class Opened(WeightSource, Protocol):
 class WeightsOf:
     """The weights and buffers of a checkpoint; with `ema`, averages replace the weights that have one.
 
-    Raises CheckpointError for an adapter's checkpoint, unless its `adapter` is what is read, and with `ema` for one
+    Raises CheckpointError for an adapter's checkpoint, unless it is read for its `adapter`, and with `ema` for one
     without averages.
     """
 

@@ -1,4 +1,4 @@
-"""Trials and comparisons that find what would make a training differ from one process's.
+"""Trials and comparisons that find causes for a training to differ from one process's.
 
 `preflight` needs no ranks; `samplewise` runs trials in a separate process; `repeats` and `layer_settings`
 watch a training's updates. Checks that are a part of each update are in `learner.learner_checks`.

@@ -109,7 +109,7 @@ def node_options(
 ) -> dict[str, Any]:
     """Returns the fields of a Job for --nodes, --master and --node-rank; `auto` takes them from the cluster's engine.
 
-    Raises UsageError for a number that is none, and for what contradicts the engine.
+    Raises UsageError for a number that is none, and for one that contradicts the engine.
     """
     from paddle_dp.launch.nodes import engine
 

@@ -53,7 +53,7 @@ def check(
         int | None, typer.Option(metavar="N", help="Also print a rank's memory and traffic on N ranks.")
     ] = None,
     build: Annotated[
-        int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
+        int | None, typer.Option(metavar="RANK", help="Also build the share of this rank of --ranks.")
     ] = None,
     link: Annotated[
         str | None,
@@ -73,7 +73,7 @@ def check(
         bool, typer.Option("--run/--no-run", help="Open the data, and run the model on its first samples.")
     ] = True,
 ) -> None:
-    """Check recipes without starting a training: every mistake with its file and line; and plan what each rank holds.
+    """Check recipes without starting a training: every mistake with its file and line; and plan the share of each rank.
 
     A separate process on the CPU reads the first samples, and runs the model (of up to 30 million parameters) and the
     loss on them, for 30 s at most: it refuses what train would refuse. --no-run reads only the recipe, for a machine
@@ -182,7 +182,7 @@ def plan(
     """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
     within which 8 of 10 published runs lay, bytes, hours, card-hours, price (docs/plan.md).
 
-    Layouts that cannot be told apart share a rank. One number of cards gets a table; several get a line each.
+    Tied layouts share a rank. One number of cards gets a table; several get a line each.
     """
     from paddle_dp.launch.silence import import_paddle
     from paddle_dp.plan.probe import Probe
@@ -295,9 +295,7 @@ def import_(
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Write nothing if a key that decides what is learned has no counterpart."
-        ),
+        typer.Option("--strict", help="Write nothing if a key that changes the training has no counterpart."),
     ] = False,
 ) -> None:
     """Make a recipe of a training of PaddleClas, PaddleNLP, PaddleFormers or Hugging Face's Trainer, key by key.

@@ -62,7 +62,7 @@ def why(
     run: RunFolder,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Show where the time of a run's steps goes, on each rank, and what would make them shorter.
+    """Show where the time of a run's steps goes, on each rank, and ways to make them shorter.
 
     Reads the run's record, while it runs or afterwards: every training measures a few of its steps, ever more
     rarely (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.

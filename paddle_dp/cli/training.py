@@ -102,9 +102,7 @@ def train(
     ] = None,
     why: Annotated[
         bool,
-        typer.Option(
-            "--why", help="Show where the time of the steps goes, and what would make them shorter."
-        ),
+        typer.Option("--why", help="Show where the time of the steps goes, and ways to make them shorter."),
     ] = False,
     verify: Annotated[
         bool,

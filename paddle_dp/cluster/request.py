@@ -1,4 +1,4 @@
-"""What is asked of a cluster: a recipe on some nodes, and what each of them has."""
+"""A request to a cluster: a recipe on some nodes, and the equipment of each node."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
 @dataclass(frozen=True)
 class Remark:
-    """Keys that no recipe has, and why. `pattern`: what they have in common, such as "Infer*"."""
+    """Keys that no recipe has, and why. `pattern`: their common pattern, such as "Infer*"."""
 
     pattern: str
     keys: tuple[str, ...]
@@ -37,8 +37,8 @@ class Configuration:
     such as `transform_ops`, counts as one mapping; a name that occurs again ends in "#2".
 
     `unused`: keys that change nothing that is learned. `lost`: keys that do, and have no counterpart. `differences`:
-    sentences on what is done differently whatever the keys say. `to_fill`: what the user has to write into the recipe,
-    as "key: sentence". `folder`: the file's. `launched`: the number of ranks of the launcher in a command, or 0.
+    sentences on other behaviour whatever the keys say. `to_fill`: the settings that the user has to write into the
+    recipe, as "key: sentence". `folder`: the file's. `launched`: the number of ranks of a command's launcher, or 0.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Configuration:
             self.unused.append(Remark("", tuple(keys), reason))
 
     def lose_key(self, key: str, reason: str) -> None:
-        """Notes that this one key is not honoured, if it is there; what was carried over is not any more."""
+        """Notes that this one key is not honoured, if it is there, also if it was carried over before."""
         if key in self.values:
             self.carried.discard(key)
             self.lost.append(Remark(key, (key,), reason))

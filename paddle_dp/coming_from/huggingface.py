@@ -1,6 +1,6 @@
 """Hugging Face's TrainingArguments (transformers 4 and 5), as JSON, YAML or a command's options, as recipes.
 
-What an argument does was read in `transformers/training_args.py`, `trainer.py` and `optimization.py`.
+The arguments' meanings are from `transformers/training_args.py`, `trainer.py` and `optimization.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the recipe of another tool's configuration, and says what became of its keys."""
+"""Writes the recipe of another tool's configuration, and accounts for each of its keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Import:
     obstacle: str
 
     def lines(self) -> list[str]:
-        """What became of the keys, for the screen."""
+        """The account of the keys, for the screen."""
         c = self.configuration
         remarks = {
             "not honoured:": [f"{', '.join(each.keys)}: {each.reason}" for each in c.lost],

@@ -144,8 +144,8 @@ def texts_section(
     length: int | None,
     named: str = "which the file does not name",
 ) -> dict[str, Any]:
-    """The data set of a language model: texts in windows of `length` tokens, for BERT with masked tokens. `named`: what
-    the file says of the texts, if it has no `path`."""
+    """The data set of a language model: texts in windows of `length` tokens, for BERT with masked tokens. `named`: a
+    clause on the texts, if the file has no `path`."""
     section: dict[str, Any] = {"use": "masked_texts" if model.family == "bert" else "text_files"}
     section["path"] = path or TEXTS
     if not path:
@@ -171,7 +171,7 @@ def texts_section(
 
 
 def _mask(c: Configuration, tokenizer: Path | None) -> int:
-    """The number of the mask token, or that of BERT's vocabularies in English."""
+    """The number of the mask token, or the one in BERT's vocabularies of English."""
     usual = 103
     try:
         content = json.loads(tokenizer.read_text("utf-8")) if tokenizer is not None else {}

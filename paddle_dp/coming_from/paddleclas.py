@@ -1,6 +1,6 @@
 """Training configurations of PaddleClas (release 2.6) as recipes.
 
-What a key does there was read in its sources: `ppcls/optimizer`, `ppcls/data`, `ppcls/loss`, `ppcls/engine`.
+The keys' meanings are from its sources: `ppcls/optimizer`, `ppcls/data`, `ppcls/loss`, `ppcls/engine`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def recognizes(c: Configuration) -> bool:
 
 
 def recipe(configuration: Configuration, ranks: int, folder: Path | None = None) -> Section:
-    """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for what no recipe expresses,
-    and for a `folder` of a model, which it does not need."""
+    """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for a training that no recipe
+    expresses, and for a `folder` of a model, which it does not need."""
     if folder is not None:
         configuration.refuse("--model", "a model of PaddleClas is named by Arch")
     c = configuration

@@ -1,6 +1,6 @@
 """Arguments of PaddleNLP's trainings and PaddleFormers's, as JSON, YAML or a command's options, as recipes.
 
-What an argument does was read in `paddlenlp/trainer/training_args.py`, `llm/run_pretrain.py`, `llm/run_finetune.py` and
+The arguments' meanings are from `paddlenlp/trainer/training_args.py`, `llm/run_pretrain.py`, `llm/run_finetune.py` and
 `paddleformers/cli/hparams` (PaddleNLP 3.0, PaddleFormers 1.2).
 """
 
@@ -67,7 +67,7 @@ autotuner_benchmark model_type model_name dataset_type pad_token_id | the folder
 train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy num_samples_each_epoch buffer_size greedy_intokens packing_interval | texts are cut into windows of dataset.length
 use_quick_lora save_to_lora offload_optim fuse_rope tp_sync_param pp_sync_param sync_grad disable_ckpt_quant | the same numbers by other means
 launcher nproc_per_node nnodes node_rank gpus devices xpus npus master ips rank run_mode job_id max_restart auto_tuner_json | of the launcher: paddle-dp train RECIPE --ranks N
-max_prompt_len | prompts are not told apart here
+max_prompt_len | prompts are not distinguished here
 enable_auto_parallel auto_parallel_resume_form_hybrid_parallel auto_parallel_sync_shared_params use_intermediate_api pipeline_schedule_mode job_schedule_profiler_start job_schedule_profiler_end fused_linear_param_grad_add fuse_allreduce_split_to_reducescatter eliminate_transpose sr use_dualpipev best_unbalanced_scheduler forward_backward_overlap_scheduler | the same numbers by other means: strategy has the axes
 ddp_find_unused_parameters release_grads pp_release_grads sd_release_grads sharding_comm_buffer_size_MB sharding_comm_group_call_opt sharding_offload_opt_buffersize_GB split_norm_comm nccl_comm_group_config reorder_pipeline_priority pre_alloc_memory cp_balance_mode cp_comm_type dp_comm_overlap pp_sharding_comm_overlap tp_async_allreduce sp_async_reduce_scatter mp_async_allreduce mp_skip_c_identity mp_fused_linear_param_grad_add gradient_sync_after_accumulate pp_delay_scale_loss p2p_cache_shape partial_send_recv clear_every_step_cache non_batch_p2p_comm offload_queue send_recv_overlap split_backward stage1_tensor_fusion tensor_fusion stage1_overlap overlap stage2_overlap stage1_broadcast_overlap stage1_allgather_overlap stage1_reduce_avg fuse_optimizer_states split_param sd_sharding_comm_overlap sd_shardingv1_comm_overlap optim_shard_num replace_with_c_embedding replace_with_parallel_cross_entropy expert_tensor_model_parallel_size | of the exchange and of memory
 resume_from_huggingface_ckpt load_sharded_model_remap_parameter_name sharded_model_from_ema ordered_save_group_size ckpt_quant_stage enable_zero_cost_checkpoint zcc_workers_num zcc_pipeline_hooks_capacity_usage zcc_save_ema_coef zcc_ema_interval zcc_ema_loss_threshold save_rng_states pdc_download_ckpt pdc_download_timeout save_hf_steps save_hf_total_limit save_last_step save_hf_memory_growth_threshold aoa_config load_from_hf replicate_saved_into_local save_sharding_stage1_model_include_freeze_params flex_ckpt_comm_method online_merge_ema | a checkpoint is whole, and resumes in any layout

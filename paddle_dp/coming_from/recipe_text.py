@@ -19,8 +19,8 @@ WIDTH, MOST_NAMED = 120, 3
 def recipe_text(
     recipe: Mapping[str, Any], configuration: Configuration, tool: str, commands: Sequence[str]
 ) -> str:
-    """YAML with one line for each section. Comments before it have `commands` and what is lost, those after it what has
-    no counterpart."""
+    """YAML with one line for each section. Comments before it have `commands` and the lost keys, comments after it the
+    keys without a counterpart."""
     lines = [f"# {configuration.name} of {tool}, by paddle-dp import.", *(f"#   {each}" for each in commands)]
     lines = [_printable(line) for line in lines]
     lines += _remarks("Not honoured, so something else is learned", configuration.lost, configuration)

@@ -106,7 +106,7 @@ def commands(file: Path, text: str) -> Iterator[list[str]]:
 def _parsed(file: Path, text: str, is_single: bool) -> list[_Command]:
     """The commands. A word that opens a block, such as `if`, is no part of one."""
     parsed: list[_Command] = []
-    blocks: list[str] = []  # what closes each open block
+    blocks: list[str] = []  # the word that closes each open block
     tokens: list[_Token] = []
     before, line = "\n", 1
     for item, number in _Lexer(file, text).items(is_single):
@@ -129,7 +129,7 @@ def _parsed(file: Path, text: str, is_single: bool) -> list[_Command]:
 
 
 def _without_blocks(tokens: list[_Token], blocks: list[str]) -> list[_Token]:
-    """The command after the words that open and close blocks; `blocks` is what closes each open one."""
+    """The command after the words that open and close blocks; `blocks` has the closing word of each open one."""
     start = 0
     while (first := _plain(tokens[start]) if start < len(tokens) else "") in (
         *_OPENING,

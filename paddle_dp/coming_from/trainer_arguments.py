@@ -1,4 +1,4 @@
-"""The arguments that Hugging Face's Trainer and those of PaddleNLP and PaddleFormers have in common, as a recipe's
+"""The arguments that the trainers of Hugging Face, PaddleNLP and PaddleFormers have in common, as a recipe's
 sections."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paddle_dp.part.config import fields_of
 
 Section = dict[str, Any]
 _IDLE: tuple[Any, ...] = (None, False, "", "no", "none", "None", "null", "auto", [], 0)
-# Keys whose default is not off: a switched-off one changes what is learned. So does a dtype that is "auto".
+# Keys whose default is not off: a switched-off one changes the training. So does a dtype that is "auto".
 _ON = {
     "dataloader_shuffle", "random_shuffle", "packing", "encode_one_turn", "use_template", "layerwise_lr_decay_bound",
     "lora_plus_scale", "train_dataset_prob", "torch_dtype", "dtype",
@@ -331,7 +331,7 @@ def settle(c: Configuration, unused: str, lost: str, known: Iterable[str], tool:
 
 
 def _unknown(key: str, known: set[str], tool: str) -> str:
-    """The reason for a key that is in no table, with what it may have been."""
+    """The reason for a key that is in no table, with a guess at the intended key."""
     if key not in known:
         close = near(key, known)
         alias = find_alias(key, exactly=True)

@@ -108,7 +108,7 @@ def metrics_of(functions: Sequence[tuple[str, Any]], loss: Any) -> tuple[Metric,
 
 
 class Collected:
-    """What this rank collected for one metric, of `samples` held-out samples over all ranks."""
+    """This rank's collected values for one metric, of `samples` held-out samples over all ranks."""
 
     def __init__(self, metric: Metric, samples: int):
         self.metric, self._samples = metric, samples

@@ -116,8 +116,8 @@ def group_decay(parameter: paddle.Tensor) -> float | None:
 def use_group_decays(optimizer: Any) -> None:
     """Makes a finished optimizer use the weight decays that groups have set on its parameters.
 
-    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; those of `core.updates`
-    read a parameter's; the others add L2 decay to the gradient, by a parameter's regularizer.
+    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; the optimizers in
+    `core.updates` read a parameter's; the others add L2 decay to the gradient, by a parameter's regularizer.
     """
     if isinstance(optimizer, TurnOptimizers):
         for member in optimizer.members:

@@ -61,7 +61,7 @@ class Mixing(BatchSource):
     """The batches of `source`, whose sampler reads `with_previous`, mixed as `mix` and `seed` say.
 
     Integer targets, a class number for each sample, become {"first": numbers, "second": numbers of the samples before,
-    "share": that of the first}, each [n]. Targets of floats are mixed as the inputs are, with the same share.
+    "share": the first one's}, each [n]. Targets of floats are mixed as the inputs are, with the same share.
     """
 
     def __init__(self, source: BatchSource, mix: Mix, seed: int):
@@ -104,7 +104,7 @@ def mixed(inputs: Arrays, targets: Arrays, drawn: Mixture) -> tuple[Arrays, Arra
 
 
 def _check_images(inputs: Arrays) -> None:
-    """Raises DataError for what is no image, or has its channels last: a cut would go through these."""
+    """Raises DataError for inputs that are no images, or have channels last: a cut would go through these."""
     if isinstance(inputs, np.ndarray) and (inputs.ndim < 4 or inputs.shape[-1] <= 4 < inputs.shape[1]):
         raise DataError(
             f"mix.cutmix needs images [channels, height, width], and inputs are {describe(inputs[0])}: leave "

@@ -130,7 +130,7 @@ class Template:
         if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):
             raise WrongLineError(
                 f"{self.name} does not write the content of message {number + 1} once and as it is, so its tokens "
-                "cannot be told from the prompt's: give the message weight 0, or change the template"
+                "cannot be distinguished from the prompt's: give the message weight 0, or change the template"
             )
         stop = len(text) - len(after[0])
         mark = re.compile(rf"\s*(?:{self._mark.pattern})").match(text, stop)
@@ -190,7 +190,7 @@ class JinjaTemplate(Template):
 
 
 def template_of(tokenizer: str) -> Template:
-    """The template beside a tokenizer.json: chat_template.jinja, or `chat_template` in tokenizer_config.json; without,
+    """The template next to a tokenizer.json: chat_template.jinja, or `chat_template` in tokenizer_config.json; without,
     and for bytes, ChatML. Raises MissingDataError for files that are damaged, InstallError without Jinja."""
     if tokenizer == "bytes":
         return ChatML()

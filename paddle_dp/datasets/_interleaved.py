@@ -192,7 +192,7 @@ class InterleavedSamples(Concatenated):
         draws: int | None = None,
     ):
         datasets, numbers = [*sources.values()], integer_weights(weights)
-        # The samples until one comes again: all, or what an epoch of a data set in its stated order has.
+        # The samples until one comes again: all, or an epoch of a data set in its stated order.
         self._lengths = [
             len(dataset.epoch_order(0, 0)) if hasattr(dataset, "epoch_order") else len(dataset)
             for dataset in datasets

@@ -1,4 +1,4 @@
-"""The names of classes by their numbers, and what labels in files must be."""
+"""The names of classes by their numbers, and the form of labels in files."""
 
 from __future__ import annotations
 

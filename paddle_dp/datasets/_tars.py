@@ -1,7 +1,7 @@
 """An index of the samples in tar files, made once, and their bytes at any position, without unpacking.
 
 The layout is webdataset's: files with one name up to the first dot of their last component belong to one sample,
-`a/0001.jpg`, `a/0001.cls`; the rest of the name tells what each is.
+`a/0001.jpg`, `a/0001.cls`; the rest of the name is the kind of each.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _members(shard: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 def _check_end(shard: Path, file: BinaryIO, end: int, last: str) -> None:
     """Raises DataError unless the archive ends at byte `end` with a block of zeros, and nothing follows: tarfile takes
-    any damaged header for the end, and the end of the first of joined archives for that of all."""
+    any damaged header for the end, and the first of joined archives for all of them."""
     first = os.pread(file.fileno(), _BLOCK, end)
     if len(first) < _BLOCK or first.strip(b"\0"):
         state = "is damaged" if len(first) == _BLOCK else "is cut off, or still being written,"

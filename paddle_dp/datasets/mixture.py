@@ -1,6 +1,6 @@
 """Several data sets with weights: exact after any number of samples, and the same on any number of ranks.
 
-Held-out samples are all those of the data sets, one data set after the other, without weights.
+Held-out samples are the data sets' held-out samples, all of them, one data set after the other, without weights.
 """
 
 from __future__ import annotations

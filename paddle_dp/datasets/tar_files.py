@@ -30,11 +30,11 @@ class Config(Views):
     """The files to evaluate on."""
 
     image: str | None = None
-    """What the image's name ends in, where a sample has several: `seg.png`. null: the only one with a suffix of
+    """End of the image's name, where a sample has several: `seg.png`. null: the only one with a suffix of
     images."""
 
     label: str = "cls"
-    """What the name of the file with the class number ends in: `cls`, a text; or `json.label`, the field `label` of a
+    """End of the name of the file with the class number: `cls`, a text; or `json.label`, the field `label` of a
     JSON object."""
 
     names: str | None = None

@@ -41,7 +41,7 @@ _ADDRESSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProofRow:
-    """The result of one part of a step. `agrees`: whether it is what one process gives; None if nothing was compared.
+    """The result of one part of a step. `agrees`: whether it equals one process's; None if nothing was compared.
 
     "mend": it differs, or it failed; "look": nothing is proven by it. `seconds` is its time by the wall.
     """

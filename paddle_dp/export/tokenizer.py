@@ -37,9 +37,9 @@ class TokenizerFiles:
 
 
 def tokenizer_files(recipe: Recipe, vocab: int) -> TokenizerFiles:
-    """The tokenizer of the data set, else that of the Hugging Face folder in `load.path`; empty without either.
+    """The tokenizer of the data set, else of the Hugging Face folder in `load.path`; empty without either.
 
-    Ids are those of config.json, else of the tokenizer's own files. An id that is none of the model's `vocab` tokens is
+    Ids are from config.json, else from the tokenizer's own files. An id that is none of the model's `vocab` tokens is
     None: transformers would refuse it, or read another row.
     """
     data = recipe.dataset.config

@@ -1,7 +1,7 @@
 """Answers "is it the same training?": of two objects, of the ranks before they begin, of a run and its checkpoint.
 
-Describing objects and naming what training changes in them lies below `core`. On it stand the facts of a training
-(facts), the comparison of the ranks (consistency), of a resume with its checkpoint (same_run), and the lines about what
-no checkpoint holds (unsaved). The tensors of ranks are compared in `core.consistency`; verdicts and certificates,
-which are made of the facts, are in `certificate`, and what a callback may be called, too (train/overrides.py).
+Describing objects and naming their changes by training lies below `core`. On it stand the facts of a training
+(facts), the comparison of the ranks (consistency), of a resume with its checkpoint (same_run), and the lines about
+state that no checkpoint holds (unsaved). The tensors of ranks are compared in `core.consistency`; verdicts and
+certificates, which are made of the facts, are in `certificate`, and a callback's names are checked in train/overrides.
 """

@@ -25,14 +25,14 @@ def copied_function(function: T) -> T:
     """A function that gives the same results and shares no memory with `function` that either could write to: the
     closure, the defaults, the attributes and the globals that its code names are copies.
 
-    Raises UncopiedError if it, or what it reads, is something else than functions, modules, numbers, texts, containers
-    and namespaces of these, or if it draws random numbers.
+    Raises UncopiedError if it, or a value that it reads, is something else than functions, modules, numbers, texts,
+    containers and namespaces of these, or if it draws random numbers.
     """
     return _copied(function, {})
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    """`copies`: the copies by the ids of the originals, for what refers to itself."""
+    """`copies`: the copies by the ids of the originals, for values that refer to themselves."""
     if id(value) in copies:
         return copies[id(value)]
     if isinstance(value, _UNCHANGEABLE) or _is_of_library(value):

@@ -1,9 +1,9 @@
 """The walker: an object's attributes as JSON values by path, which are equal where two objects have the same settings.
 
 Numbers, texts and lists count as they are, arrays and tensors by a checksum; dicts, functions, schedules and objects of
-users' classes are walked to a depth. Learned tensors are left out, and what may differ between ranks and runs of one
-training: paths, devices, times, random ids, this rank's number. No code is read: a function counts by its closure and
-its defaults, its text by the checksum of its file (facts).
+users' classes are walked to a depth. Learned tensors are left out, and values that may differ between ranks and runs of
+one training: paths, devices, times, random ids, this rank's number. No code is read: a function counts by its closure
+and its defaults, its text by the checksum of its file (facts).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Walker:
         return self.walk(attributes_of(thing), depth)
 
     def walk(self, values: Mapping[str, Any], depth: int = _DEPTH) -> dict[str, Any]:
-        """The JSON values of `values`, and of what they hold, by path."""
+        """The JSON values of `values`, and of their contents, by path."""
         facts: dict[str, Any] = {}
         for name, value in values.items():
             if value is None or isinstance(value, Parameter) or _may_differ(name, value):

@@ -17,7 +17,7 @@ _NOISE = re.compile(
     rb"|(?m:^)\n*-{38}\nC\+\+ Traceback \(most recent call last\):\n-{38}\n(?:(?!FatalError).*\n)*"
     rb"FatalError: `Termination signal`.*\n(?:  \[.*\n)*"
 )
-# Its first lines, at the end of what was read: Paddle writes line by line.
+# Its first lines, at the end of the text so far: Paddle writes line by line.
 _BEGINNING = re.compile(
     rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*\Z"
     rb"|(?m:^)\n*-{38}\n(?:C\+\+ Traceback \(most recent call last\):\n(?:(?!FatalError).*\n)*"

@@ -65,7 +65,7 @@ def sized_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence
 def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> Sizes:
     """The recipe's global numbers on `ranks` ranks of each node.
 
-    Raises UsageError if no number of micro-batches fits, or if it cannot be told; RecipeError for other mistakes.
+    Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """
     train = _train(path, overrides)
     per_rank, auto = _per_rank(train), _auto(train)

@@ -272,7 +272,7 @@ class Learner:
         return [*facts, masks, self.weights.description or self.exchange.description]
 
     def micro_batches_line(self, micro_batches: int) -> str:
-        """A line on BatchNorm where a batch is computed in parts, which changes what is learned; "" otherwise.
+        """A line on BatchNorm where a batch is computed in parts, which changes the training; "" otherwise.
         Collective; the same on every rank."""
         here = bool(self.statistics.synchronized or self.local_norms.watched)
         if micro_batches == 1 or not any(self.mesh.gather(here)):

@@ -58,7 +58,7 @@ class MemoryMeter:
         return {"parameters": size(self.parameters), "gradients": size(gradients)}
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
-        """Runs after sharding's hooks, so it adds what they have just freed for this parameter."""
+        """Runs after sharding's hooks, so it adds the bytes that they have just freed for this parameter."""
         counts, parameter_bytes = self._count(), nbytes(parameter)
         counts["parameters"] += 0 if parameter._is_initialized() else parameter_bytes
         counts["gradients"] += 0 if parameter.grad is not None else parameter_bytes

@@ -136,7 +136,7 @@ def _paddleclas() -> None:
     import_module("ppcls.utils.logger").init_logger(log_level=logging.ERROR)
 
 
-_SET_UP = {"ppcls": _paddleclas}  # by package: what its models need first
+_SET_UP = {"ppcls": _paddleclas}  # by package: the set-up that its models need
 
 
 @functools.cache

@@ -27,7 +27,7 @@ _CAST = 6.0  # bytes: a float32 weight is read and its 16 bits are written, for 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One layout: the degrees, samples in a micro-batch of one rank, micro-batches, and the settings beside them.
+    """One layout: the degrees, samples in a micro-batch of one rank, micro-batches, and the other settings.
 
     `stage`: of sharding; 0 if nothing is sharded.
     """
@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def family(self) -> tuple[int, ...]:
-        """What a person calls a layout: its degrees, with or without sharding of a stage."""
+        """The name of a layout for a person: its degrees, with or without sharding of a stage."""
         degrees = self.degrees
         return (degrees.tensor, degrees.pipeline, degrees.sequence, self.stage, self.virtual_stages)
 
@@ -162,7 +162,7 @@ def micro_sizes(samples: int) -> list[int]:
 
 
 def recompute_choices(shape: Shape, flash: bool) -> list[Recompute]:
-    """What can be recomputed: blocks, if the model has them; scores, unless flash attention keeps none."""
+    """The choices of recompute: blocks, if the model has them; scores, unless flash attention keeps none."""
     settings = ["none"]
     if shape.anatomy is not None and shape.anatomy.blocks:
         settings += ["every 2 blocks", "full"]
@@ -173,7 +173,7 @@ def recompute_choices(shape: Shape, flash: bool) -> list[Recompute]:
 def workload_of(
     model: Transformer, choices: Sequence[Candidate], device: Device, numerics: Numerics
 ) -> Workload:
-    """The workload of these layouts on a device: this package's, which exchanges gradients beside the last backward on
+    """The workload of these layouts on a device: this package's, which exchanges gradients during the last backward on
     accelerators, and hands over a pipeline's activations between two pieces of work."""
     degrees = [choice.degrees for choice in choices]
     pipeline = np.array([d.pipeline for d in degrees], float)

@@ -1,4 +1,4 @@
-"""Seconds of a transformer block's kernels on one card: products, attention, and what only moves bytes.
+"""Seconds of a transformer block's kernels on one card: products, attention, and kernels that only move bytes.
 
 A product of [M, K] and [K, N] takes its FLOPs at a share of the peak that falls with short sides, or its bytes at a
 share of the memory's rate, whichever is longer (the roofline, Williams et al. 2009). Nothing here is fitted to a run:
@@ -52,15 +52,15 @@ class Rates:
     """Seconds until a ring's exchange has begun, for each doubling of its ranks: nccl-tests with small messages."""
 
     hides: float = 0.9
-    """Share of the gradients' exchange that runs beside backward, where the software overlaps: the last bucket's cannot
+    """Share of the gradients' exchange that runs during backward, where the software overlaps: the last bucket's cannot
     (Li et al., arXiv:2006.15704, section 3.2.3)."""
 
     fixed: float = 10e-3
-    """Seconds of a step beside all that: reading, clipping, logging, waiting for the slowest rank."""
+    """Other seconds of a step: reading, clipping, logging, waiting for the slowest rank."""
 
 
 SHEET = Rates()  # the defaults, as data sheets and public measurements say: no run has changed them
-FP8_PEAK = 1.7  # times the 16-bit peak: products are twice as fast, but scaling and casts are beside them
+FP8_PEAK = 1.7  # times the 16-bit peak: products are twice as fast, but scaling and casts are added
 FLASH_SHARE = 0.6  # of a product's rate: FlashAttention-2 reaches 50 to 73 % of the peak (arXiv:2307.08691)
 FLASH_BACKWARD = 2.5  # forwards: five products against two (the same paper)
 

@@ -1,7 +1,7 @@
 """Seconds of a layout's exchanges, axis by axis: each over the links that its ranks have.
 
 Neighbouring ranks are on one tensor axis, then sequence, sharding, pipeline and data (`mesh.degrees.AXES`). An axis
-within a node has the cards' links; one across nodes shares the node's network cards with the axes beside it.
+within a node has the cards' links; one across nodes shares the node's network cards with the axes next to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks the layouts of a number of cards by foretold seconds, and says which cannot be told apart, fit, or be foretold.
+"""Ranks the layouts of a number of cards by foretold seconds, and says which are tied, fit, or cannot be foretold.
 
 Published runs judge data, tensor and pipeline axes and sharding of stage 1. No such run has sharding of stage 2 or a
 sequence axis like this package's, and runs with stage 3 took several times their forecast: such layouts have no rank.
@@ -28,8 +28,8 @@ class PlannedLayout:
     """A layout that fits: `seconds` of a step between `low` and `high`, the fullest rank's bytes, its share of the
     device's peak, and the shares of the step's time by `step_time.SHARES`.
 
-    `rank`: 1 for the first and all that cannot be told apart from it, and so on; 0: it is not foretold, and `low` is
-    what it takes at least. `tight`: it may not fit.
+    `rank`: 1 for the first and all that are tied with it, and so on; 0: it is not foretold, and `low` is its
+    least time. `tight`: it may not fit.
     """
 
     choice: Candidate
@@ -160,7 +160,7 @@ class LayoutSearch:
         return planned
 
     def plainest(self, leader: PlannedLayout) -> PlannedLayout:
-        """Of the layouts that fit and cannot be told apart from the leader, the plainest; of equally plain ones, one
+        """Of the layouts that fit and are tied with the leader, the plainest; of equally plain ones, one
         that is not tight, and then the fastest."""
         tied = [i for i in self.order(leader.rank > 0) if self.seconds[i] <= TIE * leader.seconds]
         tied.sort(key=lambda i: self.choices[i].complexity)  # stable: the fastest stay first

@@ -2,7 +2,7 @@
 
 A pipeline of p stages, v virtual ones on each rank and m micro-batches takes m slots of its fullest stage and (p − 1)/v
 slots to fill and to empty (Narayanan et al., arXiv:2104.04473; `pipeline_schedule.bubble`). Gradients are exchanged
-after the last backward, or beside it where the software overlaps.
+after the last backward, or during it where the software overlaps.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rank_weights(load: Workload) -> Numbers:
 
 
 def _layer(load: Workload, block: BlockTimes, rates: Rates) -> dict[str, Numbers]:
-    """Seconds of one block and one micro-batch: forward, backward and what is recomputed, with its exchanges. "host":
+    """Seconds of one block and one micro-batch: forward, backward and recomputation, with its exchanges. "host":
     the card waits for the process that launches its kernels."""
     tensor, sequence = 2 * tensor_seconds(load, rates), sequence_seconds(load, rates)
     layer = {
@@ -94,8 +94,8 @@ def _layer(load: Workload, block: BlockTimes, rates: Rates) -> dict[str, Numbers
 def _exposed(
     load: Workload, weights: Numbers, last_backward: Numbers, all_work: Numbers, rates: Rates
 ) -> Numbers:
-    """Seconds of the exchange of gradients that no computation hides: it runs beside the last micro-batch, in stages 2
-    and 3 beside all of them."""
+    """Seconds of the exchange of gradients that no computation hides: it runs during the last micro-batch, in stages 2
+    and 3 during all of them."""
     exchange = gradient_seconds(load, weights, rates)
     every = load.stage >= 2
     hides = np.where(

@@ -1,4 +1,4 @@
-"""A transformer's sizes, from a model's settings and the shapes of its weights: what its products follow from."""
+"""A transformer's sizes, from a model's settings and the shapes of its weights: its products follow from them."""
 
 from __future__ import annotations
 

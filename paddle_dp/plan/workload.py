@@ -1,4 +1,4 @@
-"""What a step computes and sends, as numbers: a transformer's sizes, its layout, and the device, in columns.
+"""The work and the messages of a step, as numbers: a transformer's sizes, its layout, and the device, in columns.
 
 Every quantity is an array with one element for each layout, so that a thousand of them are foretold at once.
 """
@@ -31,7 +31,7 @@ class Workload:
     `overlaps_stages` (the software computes meanwhile): 0 or 1. `recomputed_blocks`: the share of blocks that are
     recomputed; `recomputed_scores`: attention is (0 or 1); `recomputed_products`: the share of all products that is.
     Bytes: of one `number` of activations, of a `gradient` and a `parameter` on their way; `cast`, moved by a pass over
-    a weight beside its products (float32 weights are read and rounded).
+    a weight in addition to its products (float32 weights are read and rounded).
     Device: `peak` FLOP/s, `memory_rate`, `card_link` and `node_link` bytes/s, `node` cards.
     """
 

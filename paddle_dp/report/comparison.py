@@ -105,7 +105,7 @@ class RunComparison:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Sentences on what cannot be compared, or may differ by chance."""
+        """Sentences on quantities that cannot be compared, or may differ by chance."""
         sentences = []
         for run, label in zip(self.runs, self.labels, strict=True):
             if not run.events:

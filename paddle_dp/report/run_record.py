@@ -73,7 +73,7 @@ class ThinnedLines:
 
 
 def number(value: Any) -> float | None:
-    """A number that can be drawn, or None for NaN, infinities and what is close to them."""
+    """A number that can be drawn, or None for NaN, infinities and numbers close to them."""
     return float(value) if type(value) in (int, float) and abs(value) < _LARGEST else None
 
 
@@ -106,7 +106,7 @@ def read_metrics(path: Path) -> dict[str, ThinnedLines]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines; of a file larger than `MOST_BYTES`, those of evenly spread blocks, the first and the last."""
+    """Yields the lines; of a file larger than `MOST_BYTES`, of evenly spread blocks, the first and the last."""
     size = path.stat().st_size
     if size <= MOST_BYTES:
         with path.open("rb") as file:

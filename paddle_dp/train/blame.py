@@ -1,5 +1,5 @@
 """Explains the errors that end a training: the sample that causes a number that is not finite, or a bad target, since
-when numbers are bad, the checkpoint to go back to, and what a device's memory was too small for.
+when numbers are bad, the checkpoint to go back to, and the phase for which a device's memory was too small.
 
 Before the training ends, the samples just read are read again; for a skipped update, its batch is searched.
 """

@@ -1,4 +1,4 @@
-"""The state of a training: what callbacks see, what is checked, saved and restored as one."""
+"""The state of a training: callbacks see it, and it is checked, saved and restored as one."""
 
 from __future__ import annotations
 

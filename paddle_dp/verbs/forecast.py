@@ -39,9 +39,7 @@ from paddle_dp.text import amount, duration, plural
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
-LOAD = (
-    0.9  # of a device's memory; the rest is for what arithmetic does not know: kernels' workspaces, fragments
-)
+LOAD = 0.9  # of a device's memory; the rest is unknown to arithmetic: kernels' workspaces, fragments
 
 
 def summed(sizes: Mapping[str, float]) -> str:

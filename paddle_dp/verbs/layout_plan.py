@@ -121,7 +121,7 @@ class RecipePlan:
         )
 
     def _table(self, ranking: LayoutRanking) -> Iterator[str]:
-        """Yields the best layout of each family, then what follows from the chosen one, and those without a rank."""
+        """Yields the best layout of each family, then the consequences of the chosen one, and those without a rank."""
         chosen = ranking.chosen
         if chosen is None:
             for line in self._nothing(ranking):

@@ -108,7 +108,7 @@ def _on_tokens(forward: Method, group: Group) -> Method:
 
 def _scatter_output(forward: Method, group: Group) -> Method:
     def shard(x: paddle.Tensor) -> paddle.Tensor:
-        return sequence_shard(x, group) if x.is_floating_point() else x  # positions stay those of all tokens
+        return sequence_shard(x, group) if x.is_floating_point() else x  # positions stay whole: of all tokens
 
     def scattered(*inputs: Any, **named: Any) -> Any:
         return mapped(shard, forward(*inputs, **named))

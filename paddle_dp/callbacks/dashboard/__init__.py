@@ -109,7 +109,7 @@ class Dashboard(Callback):
         self.ranks.begin()
 
     def open_log(self, step: int) -> CurveLog:
-        """Opens the log, and removes what it has after `step`."""
+        """Opens the log, and removes its records after `step`."""
         return Log(self.run.folder / "visualdl", step, self.run.folder.name)
 
     def _open(self, step: int) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from paddle_dp.errors import UsageError
 
-PORT = 29500  # where every node has an address of its own
+PORT = 29500  # where each node has another address
 # Jobs on one machine meet at ports by their numbers, below those that Linux gives to outgoing connections.
 FIRST_PORT, PORTS = 20_000, 10_000
 
@@ -53,7 +53,7 @@ _TASK_OPTION = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node
 
 
 def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocation | None:
-    """Returns what an engine says, or None without one. `leftovers`: PADDLE_* variables count, too.
+    """Returns an engine's allocation, or None without an engine. `leftovers`: PADDLE_* variables count, too.
 
     Raises UsageError for several tasks on a node, and for variables that say nothing clear.
     """
