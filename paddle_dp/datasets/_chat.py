@@ -19,7 +19,7 @@ from paddle_dp.errors import DataError, InstallError
 
 ROLES = ("system", "user", "assistant", "tool")
 UNWRITTEN = ("tools", "functions")
-"""Fields beside the messages that no template is given."""
+"""Fields of a line, except the messages, that no template is given."""
 Message = dict[str, Any]
 Turn = tuple[int, int]
 """First and last character of an assistant's turn in a conversation's text, as a slice."""

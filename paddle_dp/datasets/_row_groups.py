@@ -2,7 +2,7 @@
 memory, and an order of epochs that needs no more.
 
 A row group is read whole. So an epoch is read in windows: row groups in a random order, as many as half of the memory
-holds, and their rows in a random order, before those of the next window.
+holds, and their rows in a random order, before the next window.
 """
 
 from __future__ import annotations

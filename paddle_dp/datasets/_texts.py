@@ -115,7 +115,7 @@ def numbered(
     file: Path, field: str, span: Span, further: Sequence[str] = ()
 ) -> Iterator[tuple[str, bytes | dict[str, Any]]]:
     """Yields ("file:number", line) of a part of a .jsonl file, lines that are empty left out, or ("file:number", row)
-    of a .parquet file: the columns `field` and those of `further` that there are. Raises MissingDataError for another
+    of a .parquet file: the columns `field` and `further`, as far as they exist. Raises MissingDataError for another
     file."""
     if is_parquet(file):
         yield from ((f"{file}:{number}", record) for number, record in records(file, field, span, further))

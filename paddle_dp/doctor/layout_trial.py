@@ -32,7 +32,7 @@ from paddle_dp.verbs.layout_plan import RecipePlan, bar_text, described, layout_
 RANK = "paddle_dp.doctor.trial_rank"
 ROUNDS = 2
 MINUTES = 60.0
-SPARE = 0.5  # processes beside the ranks that delay none of them
+SPARE = 0.5  # further processes that delay no rank
 # A few steps are no training: a constant rate needs no warm-up, and nothing is evaluated, saved or shown.
 SHORT = ("schedule={use: constant, learning_rate: 1.0e-6}", "callbacks=[]", f"train.length={STEPS} steps")
 
@@ -169,7 +169,7 @@ def _measured(
 
 
 def trial_lines(trial: Trial) -> Iterator[str]:
-    """Yields what was foretold beside what was measured, whether the order held, and who was right; of 100 columns."""
+    """Yields the forecasts with the measured times, whether the order held, and who was right; of 100 columns."""
     yield (
         f"tried here, {plural(ROUNDS * WINDOWS, 'window')} of {WINDOW} steps of each: the median, the fastest and the "
         "slowest"

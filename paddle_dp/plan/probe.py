@@ -125,7 +125,7 @@ class Probe:
         return f"{called} (measured)"
 
     def device(self) -> Device:
-        """The device of the tables' type, by its rates while all ranks compute; its links are those of this machine.
+        """The device of the tables' type, by its rates while all ranks compute; its links are this machine's.
 
         `node_link` is as fast as all links of its ranks: another network has another `node_link`.
         """
@@ -227,7 +227,7 @@ class Probe:
         return exp(float(np.interp(log(size), sizes, seconds)))
 
     def crowding(self) -> float:
-        """The ratio of a rank's seconds while all ranks compute to those of one alone, over products and kernels."""
+        """The ratio of a rank's seconds while all ranks compute to its seconds alone, over products and kernels."""
         both: dict[tuple[Any, ...], dict[int, float]] = {}
         for product in self.products:
             shape = (product.m, product.n, product.k, product.transpose)

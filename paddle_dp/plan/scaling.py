@@ -2,9 +2,9 @@
 
     t(n, s) = C(s) + e(n) + exposed(n) + jitter · C(s) · log2(n / k)          s samples a rank, k measured ranks
 
-C(s): a rank's seconds alone, the line through two measured batches. e: what the k ranks of one machine lose beside it:
-what they take from one another (`Probe.crowding`) in proportion to C, and their exchange in proportion to (n − 1)/n.
-exposed: the gradients' ring over the network of the machines, less what runs beside backward, if the k ranks show that
+C(s): a rank's seconds alone, the line through two measured batches. e: the additional time of the k ranks of one machine:
+they slow one another down (`Probe.crowding`) in proportion to C, and their exchange in proportion to (n − 1)/n.
+exposed: the gradients' ring over the network of the machines, less the part that overlaps with backward, if the k ranks show that
 the software overlaps at all. tools/planner_exam.py holds the same formula to 42 published points.
 """
 
@@ -94,11 +94,11 @@ class ForetoldStep:
 class ScalingModel:
     """A training's measured steps on 1 rank and, if there are any, on more ranks of one machine.
 
-    `single`: on one rank, one or two batches. `together`: on `ranks` ranks, weak first. `crowding`: a rank's seconds
-    beside the others to those alone. `exchange`: seconds of one exchange of all gradients between those ranks, 0 if no
+    `single`: on one rank, one or two batches. `together`: on `ranks` ranks, weak first. `crowding`: the ratio of a
+    rank's seconds among the others to its seconds alone. `exchange`: seconds of one exchange of all gradients between those ranks, 0 if no
     collective was measured; `halved`: the share of them that half as many bytes take. `size`: bytes of an all-reduced
     tensor as large as all gradients. `node`: ranks of one machine; `link`: bytes/s of its network, None if no network
-    is known. `hides`: an exchange can run beside backward, as on accelerators. `bar`: the ratio within which 8 of 10
+    is known. `hides`: an exchange can overlap with backward, as on accelerators. `bar`: the ratio within which 8 of 10
     published points lay.
     """
 
@@ -200,7 +200,7 @@ class ScalingModel:
     def _foretold(
         self, ranks: int, samples: float, seconds: float, base: MeasuredSteps, sent: float
     ) -> ForetoldStep:
-        """The bar is that of published points, and the spread of the measurement on which the forecast stands."""
+        """The bar of published points, and the spread of the measurement on which the forecast stands."""
         low, high = base.low / base.seconds / self.bar, base.high / base.seconds * self.bar
         return ForetoldStep(
             ranks=ranks, samples=samples, seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold",

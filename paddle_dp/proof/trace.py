@@ -149,7 +149,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         getattr(import_module(module), function)()
     full = recipe
     # A guard judges updates, which are compared here, and its rewind would require a callback that saves. All batches
-    # have their full size: those of a ramp are cut by the same sampler.
+    # have their full size: the same sampler cuts a ramp's.
     train = replace(recipe.train, batch_ramp=None)
     recipe = recipe.model_copy(update={"guard": Guard(), "train": train})
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked

@@ -59,8 +59,8 @@ class _Reply:
 class RayJob:
     """A recipe on `nodes` machines of a Ray cluster, with `ranks` processes on each.
 
-    The recipe, its code and `output_dir` must have the same path on all machines. `cpus` and `gpus` are those of each
-    node; by default as many processors as ranks, and no GPU. Without `ranks` there is one for each GPU, or one.
+    The recipe, its code and `output_dir` must have the same path on all machines. `cpus` and `gpus` are each
+    node's; by default as many processors as ranks, and no GPU. Without `ranks` there is one for each GPU, or one.
     `restarts`: how often the ranks, and each actor, may start again. `spread` demands different machines. `wait`:
     seconds until the cluster must have room for all nodes.
     """

@@ -18,7 +18,7 @@ class Config(FallingConfig):
     """Shape of the fall: linear, or 1 - √ of its passed share (Hägele et al., arXiv:2405.18392)."""
 
     def fall(self, start: int, steps: int) -> int:
-        """The last update before those of `decay`. In both papers the rate falls at every step s > T, and the first
+        """The last update before the decay. In both papers the rate falls at every step s > T, and the first
         one's f(s - T) stays above 0: so all n updates of `decay` are below the peak, by 1 to n times 1 / (n + 1), and
         none has rate 0. After a warm-up that lasts into `decay` one update is at the peak."""
         return max(start, steps - round(self.decay * steps) - 1)

@@ -38,7 +38,7 @@ _RESERVED = {
 class SweepRequest:
     """A recipe, its axes and settings, and how they are searched. `texts`: axes and settings as they were typed.
 
-    `ranks` are those of each trial, `jobs` the trials at a time. `score` is "" for the recipe's `best`.
+    `ranks`: of each trial, `jobs` the trials at a time. `score` is "" for the recipe's `best`.
     """
 
     recipe: Path

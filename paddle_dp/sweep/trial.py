@@ -61,7 +61,7 @@ class LocalTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalExecutor:
-    """Starts trials on this machine. `devices`: those of each slot; () on CPUs. `threads`: of each rank.
+    """Starts trials on this machine. `devices`: of each slot; () on CPUs. `threads`: of each rank.
 
     `environment` is this process's before it imported Paddle, which changes it.
     """

@@ -24,7 +24,7 @@ STRATEGIES = ("single", "data_parallel", "hybrid")  # whose exchange of gradient
 WORTH = 0.03  # a change that gives less is not named
 DISTURBED = 1.5  # a ratio of the slowest round to the fastest: something else computes on the machine
 WIDTH = 100
-SHOWN = 3  # published series beside a table
+SHOWN = 3  # published series next to a table
 
 
 def check_scalable(recipe: Recipe) -> None:
@@ -164,7 +164,7 @@ class ScalePlan:
         return step.rate / self.weak[0].rate
 
     def verdict(self) -> Iterator[str]:
-        """Yields the answer to «does my second card pay?»: a step of several ranks beside one rank's, both measured."""
+        """Yields the answer to «does my second card pay?»: the measured steps of several ranks and of one."""
         single = self.model.single[0]
         noun = "rank" if self.probe.kind == "cpu" else "card"
         for step in self.model.together[:1]:
@@ -267,7 +267,7 @@ class ScalePlan:
         }  # fmt: skip
 
     def draw(self, file: Path) -> None:
-        """Writes the picture: efficiency of weak scaling, speed-up of strong scaling, published series beside them."""
+        """Writes the picture: efficiency of weak scaling, speed-up of strong scaling, with published series."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 4.2), layout="constrained")
