@@ -174,7 +174,7 @@ def plan(
     try_: Annotated[
         int | None,
         typer.Option(
-            "--try", metavar="N", help="Train the first N layouts here for some steps: who was right?"
+            "--try", metavar="N", help="Train the first N layouts here for some steps, and say who was right."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,

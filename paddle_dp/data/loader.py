@@ -104,7 +104,8 @@ class Loader:
 
         On an accelerator the next batch is read and its copy started before the current one is returned.
         """
-        if epoch < 0 or not 0 <= start <= (batches := self.sampler.batches_of(epoch)):
+        batches = self.sampler.batches_of(max(epoch, 0))
+        if epoch < 0 or not 0 <= start <= batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {batches}")
         return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, batches)))
 

@@ -2,10 +2,10 @@
 
     t(n, s) = C(s) + e(n) + exposed(n) + jitter · C(s) · log2(n / k)          s samples a rank, k measured ranks
 
-C(s): a rank's seconds alone, the line through two measured batches. e: the additional time of the k ranks of one machine:
-they slow one another down (`Probe.crowding`) in proportion to C, and their exchange in proportion to (n − 1)/n.
-exposed: the gradients' ring over the network of the machines, less the part that overlaps with backward, if the k ranks show that
-the software overlaps at all. tools/planner_exam.py holds the same formula to 42 published points.
+C(s): a rank's seconds alone, the line through two measured batches. e: the additional time of the k ranks of one
+machine: they slow one another down (`Probe.crowding`) in proportion to C, and exchange in proportion to (n − 1)/n.
+exposed: the gradients' ring over the network of the machines, less the part that overlaps with backward, if the k ranks
+show that the software overlaps at all. tools/planner_exam.py holds the same formula to 42 published points.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class ScalingModel:
     """A training's measured steps on 1 rank and, if there are any, on more ranks of one machine.
 
     `single`: on one rank, one or two batches. `together`: on `ranks` ranks, weak first. `crowding`: the ratio of a
-    rank's seconds among the others to its seconds alone. `exchange`: seconds of one exchange of all gradients between those ranks, 0 if no
-    collective was measured; `halved`: the share of them that half as many bytes take. `size`: bytes of an all-reduced
-    tensor as large as all gradients. `node`: ranks of one machine; `link`: bytes/s of its network, None if no network
-    is known. `hides`: an exchange can overlap with backward, as on accelerators. `bar`: the ratio within which 8 of 10
-    published points lay.
+    rank's seconds among the others to its seconds alone. `exchange`: seconds of one exchange of all gradients among
+    them, 0 if no collective was measured; `halved`: the share of them that half as many bytes take. `size`: bytes
+    of an all-reduced tensor as large as all gradients. `node`: ranks of one machine; `link`: bytes/s of its
+    network, None if no network is known. `hides`: an exchange can overlap with backward, as on accelerators. `bar`:
+    the ratio within which 8 of 10 published points lay.
     """
 
     single: Sequence[MeasuredSteps]

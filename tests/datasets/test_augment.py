@@ -173,6 +173,6 @@ def test_workers_and_ranks_see_the_same_images(root: Path) -> None:
 def test_settings_out_of_range_are_refused() -> None:
     from paddle_dp.part import read_part
 
-    for settings in ({"augment": "random"}, {"augment_strength": 31}, {"augment_count": 0}, {"erase": 1.0}):
+    for settings in ({"augment": "random"}, {"augment_strength": 31}, {"augment_count": 0}, {"erase": 1.5}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             read_part("datasets", {"use": "image_folder", "path": "x", **settings})
