@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paddle_dp.part import SHELVES, Annotation, ParameterGroup, Reading, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, LoaderSettings, Mix, Train, WatchSettings
+from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, LoaderSettings, Mix, Train, TurnSettings, WatchSettings
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
 IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")
@@ -30,6 +30,7 @@ def recipe_keys() -> Iterator[str]:
     yield from ("\n## guard\n", *table(Guard))
     yield from ("\n## ema\n", *table(Ema))
     yield from ("\n## mix\n", *table(Mix))
+    yield from ("\n## turns\n", "Each entry of `turns`, by a name of yours:\n", *table(TurnSettings))
     yield from ("\n## evaluation\n", *table(EvaluationSettings))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
