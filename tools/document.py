@@ -13,7 +13,16 @@ from pathlib import Path
 
 from paddle_dp.part import SHELVES, Annotation, ParameterGroup, Reading, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, LoaderSettings, Mix, Train, TurnSettings, WatchSettings
+from paddle_dp.recipe.schema import (
+    Ema,
+    EvaluationSettings,
+    Guard,
+    LoaderSettings,
+    Mix,
+    Train,
+    TurnSettings,
+    WatchSettings,
+)
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
 IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")

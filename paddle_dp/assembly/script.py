@@ -187,7 +187,11 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     turn_settings, turn_losses = _turns(turns or {})
     if bool(turn_settings) == (loss is not None):
         raise UsageError("Trainer.of: give a loss, or turns, each of which has a loss.")
-    loss_function = _loss(loss) if loss is not None else make_turns(turn_settings, model, "", turn_losses)
+    loss_function = (
+        _loss(loss)
+        if loss is not None
+        else make_turns(turn_settings, model, type(model).__name__, turn_losses)
+    )
     scored = [_metric(metric) for metric in metrics]
     _annotate(model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks)
 
@@ -416,7 +420,13 @@ def _optimizer_of_turns(turns: Mapping[str, TurnSettings], optimizer: Part | Non
 
 
 def _turns(value: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TurnSettings], dict[str, Any]]:
-    """The settings of turns, and the losses that are callables, by turn."""
+    """The settings of turns, and the losses that are callables, by turn. Raises UsageError for other types."""
+    if not isinstance(value, Mapping) or not all(isinstance(turn, Mapping) for turn in value.values()):
+        raise UsageError(
+            'Trainer.of.turns: give the settings of each turn by its name: {"critic": {"match": ["critic.*"]}, …}.'
+        )
+    if wrong := [name for name in value if not isinstance(name, str)]:
+        raise UsageError(f"Trainer.of.turns: {wrong[0]!r} is no name for a turn: give a text.")
     losses = {name: turn["loss"] for name, turn in value.items() if callable(turn.get("loss"))}
     settings = {
         name: _settings(

@@ -161,14 +161,17 @@ class Learner:
         """One update of the parameters of each turn that is due, one after the other. Collective."""
         due = [turn for turn in loss.turns if turn.every.due_at_step(self.rate.steps + 1)]
         metrics: dict[str, dict[str, float]] = {}
-        empty = []
+        faulty: dict[str, str] = {}
+        empty, local_loss = [], 0.0
         for turn in due:
             self._turn = turn.name
             self.weights.wait()  # for the weights of the turn before, which layers read without their forward, too
             with loss.during(turn, self.placed.named_trainable):
                 metrics[turn.name] = self._train(turn.batch(batch), collect) or {}
             empty.append(self.empty)
-        self.empty = all(empty)
+            local_loss += self.local_loss
+            faulty = faulty or self.faulty_gradients  # of the first turn: later ones compute with its weights
+        self.empty, self.local_loss, self.faulty_gradients = all(empty), local_loss, faulty
         return joined(metrics) if collect else None
 
     def _train(
@@ -187,11 +190,8 @@ class Learner:
         local_sums, counted = self.run(batch, divisor, collect)
         heartbeat.enter("exchange")
         missing = mode.exchange.finish()
-        if (
-            mode.exchange.missing == "refuse"
-            and (missing or self._turn not in self._unused)
-            and self.mesh.ranks > 1
-        ):
+        first = self._turn not in self._unused
+        if mode.exchange.missing == "refuse" and (missing or first) and self.mesh.ranks > 1:
             self._refuse_missing(missing)
         count = mode.counter.total(counted) if known is None else known
         self.empty = count == 0

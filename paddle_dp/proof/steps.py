@@ -193,10 +193,11 @@ class StepComparison:
         # The distance is no number if nothing counts in the first batch, or if it overflows.
         worst, drifts = 0.0 if first is None or np.isnan(first[1]) else first[1], []
         for k, row in enumerate(rows):
-            worst = max(
-                [worst, *(difference(run[k][quantity], row[quantity]) for run in runs if k < len(run))]
-            )
-            drifts.append(max(worst, eps * abs(row[quantity]) if np.isfinite(row[quantity]) else 0.0))
+            value = row.get(quantity)  # a turn that is not due in this step has no numbers
+            if value is not None:
+                noisy = [run[k][quantity] for run in runs if k < len(run)]
+                worst = max([worst, *(difference(each, value) for each in noisy)])
+            drifts.append(max(worst, eps * abs(value) if value is not None and np.isfinite(value) else 0.0))
         return drifts
 
     def _weights(self) -> Pair:

@@ -576,6 +576,12 @@ def check_turns(recipe: Recipe) -> None:
         raise ValueError("loss: each of the turns has a loss: leave it out, or set turns.<name>.loss")
     if min(turn.every.count for turn in recipe.turns.values()) > 1:
         raise ValueError("turns: none has its turn in every step: leave `every` out of one of them")
+    for name in recipe.turns:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name == "ema" or name.startswith("ema_"):
+            raise ValueError(
+                f"turns: '{name}' is no name for a turn, whose numbers are <turn>_loss: take small letters, digits and "
+                "_, and not ema, which names the averages' numbers"
+            )
     settings = {
         "guard": recipe.guard != Guard()
         and "a turn cannot be refused once the turns before it have changed weights",

@@ -120,7 +120,7 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     space: dict = {"__name__": "own_loss"}
     exec(compile(LOSS, str(tmp_path / "own_loss.py"), "exec"), space)
     recipe = read_recipe(DIGITS)
-    loss = patch("paddle_dp.assembly.build.loss_of", lambda *given: _loss(space["bad"]))
+    loss = patch("paddle_dp.assembly.build.loss_of_recipe", lambda *given: _loss(space["bad"]))
     with loss, pytest.raises(UsageError) as caught:
         tried(recipe)
     error = caught.value.__cause__

@@ -349,6 +349,41 @@ def test_a_weight_that_two_layers_share_is_trained_by_the_turn_of_its_first_name
         turns_of(patterns, model)
 
 
+@pytest.mark.parametrize(
+    "turns",
+    [["generator"], {"generator": "generator.*"}, {1: {"match": ["*"], "loss": lambda x, y: x.sum(-1)}}],
+)
+def test_turns_of_other_types_are_refused(tmp_path: Path, turns: Any) -> None:
+    with pytest.raises(UsageError, match=r"Trainer\.of\.turns"):
+        Trainer.of(
+            model=model_of(), optimizer="sgd", train=Pairs(), batch=2, folder=str(tmp_path), turns=turns
+        )
+
+
+@pytest.mark.parametrize("name", ["ema", "ema_fast", "x.y", "a b", "Critic"])
+def test_a_turn_whose_numbers_would_have_another_s_name_is_refused(name: str) -> None:
+    """`ema_loss` is the loss of averaged weights: it would take the place of the turn's."""
+    with pytest.raises(RecipeError, match="is no name for a turn"):
+        read_recipe(GAN, [f"turns={{'{name}': {{match: discriminator}}, generator: {{match: generator}}}}"])
+
+
+def test_gradients_that_are_not_finite_are_named_though_a_later_turn_has_finite_ones() -> None:
+    from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.learner import Task, full_model_learner
+    from paddle_dp.mesh import Mesh
+
+    model = model_of()
+    nan = paddle.to_tensor(np.nan)
+    losses = (lambda x, y: (model.discriminator(y) * nan).sum(-1), lambda x, y: x.sum(-1))
+    turns = [turn(name, loss, at, [name]) for at, (name, loss) in
+             enumerate(zip(("discriminator", "generator"), losses, strict=True))]  # fmt: skip
+    sgd = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    learner = full_model_learner(Task(model=model, loss=TurnsLoss(turns), optimizer=sgd), Mesh.alone())
+    data = paddle.ones([2, 3]), paddle.ones([2, 5])
+    learner.train_batch(Batch((MicroBatch(*data, samples=2),), 2, 0, 0), collect_metrics=True)
+    assert {name.split(".")[0] for name in learner.faulty_gradients} == {"discriminator"}
+
+
 def test_a_script_gives_a_loss_or_turns(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give a loss, or turns"):
         Trainer.of(model=model_of(), optimizer="sgd", train=Pairs(), batch=2, folder=str(tmp_path))

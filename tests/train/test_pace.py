@@ -64,8 +64,8 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
     meter = Meter(Mesh())
     rounds: Any = RoundDriver.__new__(RoundDriver)
     rounds._waited, rounds._batch, rounds._known, rounds._local_sums = 0.0, None, {"loss": 1.0}, []
-    progress = SimpleNamespace(batch=0)
-    loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
+    progress = SimpleNamespace(batch=0, epoch=0)
+    loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number, epoch: 64))
     rounds._training = SimpleNamespace(
         meter=meter, mesh=SimpleNamespace(is_main=False), progress=progress, loader=loader
     )
@@ -98,7 +98,7 @@ def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
         learner=SimpleNamespace(
             optimizer=SimpleNamespace(get_lr=lambda: 0.1), rate=SimpleNamespace(step=lambda: None)
         ),
-        loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64)),
+        loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number, epoch: 64)),
         call=lambda moment, due: losses.append(moment.numbers.get("loss")),
     )
     rounds = RoundDriver(training, worker=None, requests=None, check_every=None)  # type: ignore[arg-type]
