@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 from paddle.optimizer import Optimizer
 
-from paddle_dp.part.groups import is_match
+from paddle_dp.part.groups import is_any_match
 from paddle_dp.recipe import Recipe, TurnSettings
 
 # Dicts and sets of states that Paddle keeps by a parameter's name: all members use the same ones, so that the state of
@@ -74,9 +74,7 @@ class MakeTurnOptimizers:
     def __call__(self, rate: Any, named: list[tuple[str, paddle.Tensor]]) -> TurnOptimizers:
         members = []
         for turn in self.turns.values():
-            trained = [
-                (name, p) for name, p in named if any(is_match(pattern, [name]) for pattern in turn.match)
-            ]
+            trained = [(name, p) for name, p in named if is_any_match(turn.match, [name])]
             members.append((turn.optimizer or self.optimizer).build(rate, trained))
         return TurnOptimizers(1e-3 if rate is None else float(rate), members)
 

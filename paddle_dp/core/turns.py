@@ -19,7 +19,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.core.loss import Count, Loss, Scores, as_loss, loss_of
 from paddle_dp.core.loss import number as number_of
 from paddle_dp.errors import LossError, UsageError
-from paddle_dp.part.groups import is_match
+from paddle_dp.part.groups import is_any_match
 from paddle_dp.recipe import Recipe, TurnSettings
 from paddle_dp.units import EverySteps
 
@@ -39,7 +39,7 @@ class Turn:
 
     def trains(self, name: str) -> bool:
         """Whether it trains the parameter with this whole-model name."""
-        return any(is_match(pattern, [name]) for pattern in self.match)
+        return is_any_match(self.match, [name])
 
     def batch(self, batch: Batch) -> Batch:
         """The same samples, with other random numbers than in the turns before it."""

@@ -78,6 +78,11 @@ def is_match(pattern: str, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
 
 
+def is_any_match(patterns: Iterable[str], names: Sequence[str]) -> bool:
+    """True if one of several patterns, or layers' names, matches one of a parameter's names."""
+    return any(is_match(pattern, names) for pattern in patterns)
+
+
 def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
     """Each parameter once, as (all its names, parameter), without BatchNorm's running statistics."""
     running = {
@@ -194,7 +199,7 @@ def turns_of(turns: Mapping[str, Sequence[str]], model: Any) -> dict[str, list[A
     absent: list[str] = []
     twice: dict[tuple[str, str], list[str]] = {}
     for names, parameter in named:
-        owners = [turn for turn, patterns in turns.items() if any(is_match(p, names) for p in patterns)]
+        owners = [turn for turn, patterns in turns.items() if is_any_match(patterns, names)]
         if not owners:
             absent.append(names[0])
             continue

@@ -14,7 +14,7 @@ from paddle import Tensor, nn
 
 from paddle_dp.core.updates.by_parameter import ByParameter, Shape, States, as_matrix, norm, shape_of
 from paddle_dp.errors import Mistake, RecipeError, UsageError
-from paddle_dp.part.groups import is_match, known_names, named_parameters
+from paddle_dp.part.groups import is_any_match, is_match, known_names, named_parameters
 from paddle_dp.text import few
 
 _MARK = "hidden_matrix"  # in a parameter's optimize_attr, next to Paddle's learning_rate
@@ -120,7 +120,7 @@ def mark(model: nn.Layer, adamw: Sequence[str] | None) -> None:
         hidden = (
             parameter.ndim >= 2
             and all(isinstance(layers[name.rpartition(".")[0]], _LAYERS) for name in names)
-            and not any(is_match(pattern, names) for pattern in patterns)
+            and not is_any_match(patterns, names)
         )
         parameter.optimize_attr = {**parameter.optimize_attr, _MARK: hidden}
 
