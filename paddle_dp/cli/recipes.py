@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -189,13 +188,14 @@ def plan(
 
     probe = None if measured is None else Probe.read(measured)
     chosen = _planned_device(device, probe, link, node)
-    if price is not None and not (isfinite(price) and price > 0):
+    if price is not None and not 0 < price <= 1e6:
         raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
-    if png is not None and (png.is_dir() or not png.parent.is_dir()):
-        raise UsageError(f"--png {png}: give the name of a file in a folder that exists.")
+    if png is not None and (png.suffix != ".png" or png.is_dir() or not png.parent.is_dir()):
+        raise UsageError(f"--png {png}: give the name of a .png file in a folder that exists.")
     import_paddle()
     from paddle_dp.doctor.layout_trial import refuse, trial, trial_fields, trial_lines
-    from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
+    from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
+    from paddle_dp.verbs.plan_screen import PlanScreen
 
     numbers = rank_numbers(ranks)
     if write is not None and len(numbers) > 1:
@@ -214,11 +214,11 @@ def plan(
         fields = planned.as_fields() | {"written": None if path is None else str(path)}
         print(json_text.dumps(fields | ({} if tried is None else {"tried": trial_fields(tried)}), indent=2))
         return
-    print(*planned.lines(), sep="\n")
+    print(*PlanScreen(planned).lines(), sep="\n")
     if tried is not None:
         print("", *trial_lines(tried), sep="\n")
     if path is not None:
-        print(f"\n{path} is written:  paddle-dp train {shlex.quote(str(path))} --ranks {numbers[0]}")
+        print(f"\n{path} is written:  {start_command(path, numbers[0], chosen.node)}")
 
 
 def _planned_device(name: str, probe: Probe | None, link: str | None, node: int | None) -> Device:

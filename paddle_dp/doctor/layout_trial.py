@@ -27,7 +27,8 @@ from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import digits, duration, plural
-from paddle_dp.verbs.layout_plan import RecipePlan, bar_text, described, layout_settings
+from paddle_dp.verbs.layout_plan import RecipePlan, layout_settings
+from paddle_dp.verbs.plan_screen import bar_text, described
 
 RANK = "paddle_dp.doctor.trial_rank"
 ROUNDS = 2

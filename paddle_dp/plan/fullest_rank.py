@@ -14,8 +14,8 @@ from paddle_dp.units import Recompute
 
 FREE = 0.92  # of a card's memory: the driver, the communicators and gaps between tensors take the rest
 # Of torchtitan's 8 measured peaks 6 were at most 1.15 times the arithmetic's (tools/planner_exam.py), the largest 1.33:
-# a layout is called tight if so much more would not fit.
-TIGHT = 1.15
+# a layout is called tight if so much would not fit.
+TIGHT = 1.33
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ class Misfit:
 @dataclass(frozen=True, kw_only=True)
 class LayoutRanking:
     """The layouts of `ranks` cards: `legal` of them are there; `ranked` and `unforetold`, the best of each family;
-    `chosen`: the plainest of the first rank (or of those that are not foretold, if no other fits); `current`: the
-    recipe's own, if it runs on so many."""
+    `chosen`: the plainest of the first rank that is not tight (of those that are not foretold, if no other fits);
+    `current`: the recipe's own, if it runs on so many."""
 
     ranks: int
     legal: int
@@ -92,6 +92,10 @@ class Planner:
     def bars(self) -> BarClass:
         """The class of published runs that judges the forecasts."""
         return bar_class(self.device.family if self.numerics.low else "", self.model.width)
+
+    def has_layout(self, ranks: int) -> bool:
+        """Whether any layout of so many cards is legal."""
+        return any(candidates(self.shape, ranks, self.numerics.flash, self.tied, self.elementwise))
 
     def ranking(self, ranks: int, current: Candidate | None = None) -> LayoutRanking:
         """Ranks every legal layout of so many cards; `current`: the recipe's own."""
@@ -160,15 +164,12 @@ class LayoutSearch:
         return planned
 
     def plainest(self, leader: PlannedLayout) -> PlannedLayout:
-        """Of the layouts that fit and are tied with the leader, the plainest; of equally plain ones, one
-        that is not tight, and then the fastest."""
+        """Of the layouts that fit and are tied with the leader, the plainest that is not tight, if there is one; of
+        equally plain ones the fastest."""
         tied = [i for i in self.order(leader.rank > 0) if self.seconds[i] <= TIE * leader.seconds]
         tied.sort(key=lambda i: self.choices[i].complexity)  # stable: the fastest stay first
-        first = next(i for i in tied if self.fits(i))
-        plain = self.choices[first].complexity
-        equals = (i for i in tied if self.choices[i].complexity == plain and self.fits(i))
-        roomy = next((i for i in equals if not self.is_tight(i)), first)
-        return self.planned(roomy, leader.rank)
+        fitting = [i for i in tied if self.fits(i)]
+        return self.planned(next((i for i in fitting if not self.is_tight(i)), fitting[0]), leader.rank)
 
     def is_tight(self, index: int) -> bool:
         """Whether the layout would not fit if it took `TIGHT` times its bytes."""

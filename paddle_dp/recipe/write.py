@@ -49,9 +49,10 @@ def resolved(folder: str | Path) -> Path:
     return file
 
 
-def write_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Writes the resolved recipe to `path`, whole or not at all. Raises OSError."""
+def write_recipe(recipe: Recipe, path: str | Path, header: str = "") -> None:
+    """Writes the resolved recipe to `path`, whole or not at all. `header`: its first lines, comments. Raises
+    OSError."""
     path = Path(path)
-    header = f"# Resolved: every default is written out. Again:  paddle-dp train {path}\n"
+    header = header or f"# Resolved: every default is written out. Again:  paddle-dp train {path}\n"
     with replacing(path) as partial:
         partial.write_text(header + recipe_text(recipe), "utf-8")

@@ -10,8 +10,9 @@ from typing import Any
 
 from paddle_dp.plan.ranking import LayoutRanking, PlannedLayout
 from paddle_dp.plan.step_time import SHARES
-from paddle_dp.text import duration, plural
-from paddle_dp.verbs.layout_plan import RecipePlan, described
+from paddle_dp.text import amount, duration, plural
+from paddle_dp.verbs.layout_plan import RecipePlan
+from paddle_dp.verbs.plan_screen import PlanScreen, described, span_text
 
 INK, QUIET = "#1f2933", "#7b8794"
 # By the names of `SHARES`: blue is work, orange and red are exchanges, grey is lost.
@@ -37,7 +38,9 @@ def draw_plan(plan: RecipePlan) -> bytes:
     is_curve = len(plan.rankings) > 1
     rows = _curve(plan.rankings) if is_curve else _layouts(plan.rankings[0])
     figure = _figure(11.5, 1.9 + 0.42 * max(len(rows), 3))
-    figure.suptitle(fill(plan.title(), 120), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
+    figure.suptitle(
+        fill(PlanScreen(plan).title(), 120), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold"
+    )
     times, shares = figure.subplots(1, 2, width_ratios=(2.1, 1), sharey=not is_curve)
     if not rows:
         times.text(0.5, 0.5, "no layout fits", ha="center", transform=times.transAxes, color=INK)
@@ -63,7 +66,8 @@ def _layouts(ranking: LayoutRanking) -> Rows:
     for row in rows:
         mark = "→ " if chosen is not None and row.choice == chosen.choice else ""
         layout, _, batches = described(row.choice).partition(f"{row.choice}, ")
-        named.append((f"{mark}{row.choice}\n{layout}{batches}", row))
+        size = f"{amount(row.memory.total)}{', tight' if row.tight else ''}"
+        named.append((f"{mark}{row.choice}\n{layout}{batches}, {size}", row))
     return named
 
 
@@ -101,6 +105,7 @@ def _draw_times(axes: Any, rows: Rows, is_curve: bool) -> None:
     axes.set_xlim(0, edge)
     for y, (end, (_, row)) in enumerate(zip(ends, rows, strict=True)):
         text = duration(row.seconds) if row.rank else f"at least {duration(row.low)}"
+        text = span_text(row) if isfinite(row.high) and not row.rank else text
         lift = 0.0 if row.rank else 0.38  # above a whisker that has no end here
         axes.text(end + 0.012 * edge, y - lift, text, va="center", fontsize=7.5, color=INK)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7, linespacing=1.25)
@@ -137,7 +142,7 @@ def _draw_scaling(axes: Any, rows: Rows) -> None:
     axes.minorticks_off()
     axes.set_ylim(0, 100)
     axes.set_xlabel("cards", fontsize=9)
-    axes.set_ylabel(f"percent {fill(PEAK_LABEL, 40)}", fontsize=8.5)
+    axes.set_ylabel(fill(f"percent {PEAK_LABEL}", 30), fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e4e7eb", linewidth=0.7)
 
@@ -172,9 +177,7 @@ def _legend(figure: Any, names: Sequence[str], has_unforetold: bool) -> None:
     handles: list[Any] = [Patch(color=COLORS[name], label=NAMES[name]) for name in names]
     handles.append(Line2D([], [], color=INK, label="8 of 10 published runs lay within"))
     if has_unforetold:
-        handles.append(
-            Patch(facecolor="white", edgecolor=QUIET, hatch="////", label="not foretold: at least")
-        )
+        handles.append(Patch(facecolor="white", edgecolor=QUIET, hatch="////", label="not foretold"))
     figure.legend(
         handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK
     )

@@ -15,9 +15,10 @@ from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.error_bars import STAGE3
 from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.recipe import read_recipe
-from paddle_dp.text import amount
+from paddle_dp.text import amount, duration
 from paddle_dp.verbs.forecast import forecast, layout_of
-from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
+from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
+from paddle_dp.verbs.plan_screen import PlanScreen
 from tests.plan.test_probe import probe as measured_probe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -69,7 +70,7 @@ def test_other_numbers_of_cards_are_refused(text: str) -> None:
 
 def test_the_screen_has_100_columns_and_what_the_object_has() -> None:
     plan = planned(price=2.0)
-    lines, fields = [*plan.lines()], plan.as_fields()
+    lines, fields = [*PlanScreen(plan).lines()], plan.as_fields()
     assert max(map(len, lines)) <= 100
     chosen = fields["rankings"][0]["chosen"]
     named = next(line for line in lines if line.startswith("→"))
@@ -81,7 +82,7 @@ def test_the_screen_has_100_columns_and_what_the_object_has() -> None:
 
 def test_several_numbers_get_a_line_each_with_their_efficiency() -> None:
     plan = planned(ranks="1..8")
-    lines = [*plan.lines()]
+    lines = [*PlanScreen(plan).lines()]
     rows = [line for line in lines if re.match(r" *[1248]  [\d.]+ m?s ", line)]
     assert len(rows) == 4 and max(map(len, lines)) <= 100
     first, last = (ranking.chosen for ranking in (plan.rankings[0], plan.rankings[-1]))
@@ -92,7 +93,7 @@ def test_several_numbers_get_a_line_each_with_their_efficiency() -> None:
 def test_layouts_without_a_rank_have_the_published_span_or_none() -> None:
     plan = planned("model.depth=24", ranks="16")
     spans = {True: r" +[\d.]+ … [\d.]+ m?s: ", False: r" +[\d.]+ m?s at least: "}
-    shown = [line for line in plan.lines() if re.match("|".join(spans.values()), line)]
+    shown = [line for line in PlanScreen(plan).lines() if re.match("|".join(spans.values()), line)]
     rows = plan.rankings[0].unforetold
     assert len(shown) == len(rows) > 1
     for line, row in zip(shown, rows, strict=True):
@@ -168,7 +169,7 @@ def test_packed_documents_take_a_mask_and_longer() -> None:
 def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
     plan = RecipePlan.make(SMALL, (), [1], DEVICES["v100-16"].__class__(**vars(DEVICES["a100-40"])))
     assert plan.rankings[0].chosen is None
-    assert any("none of the" in line for line in plan.lines())
+    assert any("none of the" in line for line in PlanScreen(plan).lines())
     with pytest.raises(UsageError, match="no layout of 1 card fits"):
         write_chosen(plan, SMALL, (), tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -215,7 +216,7 @@ def test_a_slower_network_takes_longer() -> None:
 
 
 def test_a_recipe_in_epochs_has_no_hours() -> None:
-    lines = [*planned("train.length=2 epochs").lines()]
+    lines = [*PlanScreen(planned("train.length=2 epochs")).lines()]
     assert any("no hours: they need a length in steps, and this is 2 epochs" in line for line in lines)
 
 
@@ -245,4 +246,54 @@ def test_a_measured_card_is_planned_in_its_number_format_alone(
     words = (str(CONFIGS / "gpt_tiny.yaml"), "--measured", str(file), "--ranks", "2")
     assert "products of float32, and this recipe computes in bfloat16" in refused(
         capsys, *words, "train.precision=bfloat16"
+    )
+
+
+def test_the_layout_that_is_chosen_is_not_tight_where_another_of_its_rank_is_not() -> None:
+    ranking = planned("model.depth=32", "train.batch=2048", ranks="64").rankings[0]
+    first = [row for row in ranking.ranked if row.rank == 1]
+    assert ranking.chosen is not None and not ranking.chosen.tight
+    assert any(row.tight for row in first), "else the test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node", "options"),
+    [
+        (8, 8, "--ranks 8"),
+        (6, 8, "--ranks 6"),
+        (64, 8, "--ranks 8 --nodes 8 --master HOST:PORT --node-rank R"),
+        (12, 8, "--ranks 6 --nodes 2 --master HOST:PORT --node-rank R"),
+        (11, 8, "--ranks 1 --nodes 11 --master HOST:PORT --node-rank R"),
+    ],
+)
+def test_the_command_starts_the_ranks_of_a_node(ranks: int, node: int, options: str) -> None:
+    assert start_command(Path("a b.yaml"), ranks, node) == f"paddle-dp train 'a b.yaml' {options}"
+
+
+def test_a_written_recipe_has_its_forecast_and_its_command(tmp_path: Path) -> None:
+    plan = planned("model.depth=32", "train.batch=2048", ranks="16")
+    path = write_chosen(plan, SMALL, [*SHRUNK, "model.depth=32", "train.batch=2048"], tmp_path)
+    chosen, lines = plan.rankings[0].chosen, path.read_text().splitlines()
+    assert chosen is not None
+    assert lines[0].startswith(
+        f"# Planned for 16 cards a100-80: {duration(chosen.seconds)} a step, 8 of 10 within"
+    )
+    assert lines[1].endswith(f"paddle-dp train {path} --ranks 8 --nodes 2 --master HOST:PORT --node-rank R")
+
+
+def test_a_number_without_layouts_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, str(SMALL), "--ranks", "67", "--png", "absent.png")
+    assert "--ranks 67: no layout" in text and "Nearest: 66 and 68" in text
+    assert not Path("absent.png").exists()
+
+
+def test_a_recipe_that_cannot_run_on_so_many_says_why() -> None:
+    lines = " ".join(PlanScreen(planned("train.batch=64", "train.micro_batches=64", ranks="8")).lines())
+    assert "the recipe as it is cannot run on so many: 64 micro-batches on 8 shares" in lines
+
+
+def test_the_network_between_nodes_is_on_the_screen() -> None:
+    assert PlanScreen(planned(ranks="8")).network() == ""
+    assert "8 cards in a node, 1600 Gbit/s from node to node" in "\n".join(
+        PlanScreen(planned(ranks="16")).lines()
     )

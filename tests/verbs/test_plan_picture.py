@@ -91,6 +91,7 @@ def test_a_picture_in_no_folder_is_refused_before_a_recipe_is_written(
             ]
         )
     assert (
-        end.value.code == 2 and "give the name of a file in a folder that exists" in capsys.readouterr().err
+        end.value.code == 2
+        and "give the name of a .png file in a folder that exists" in capsys.readouterr().err
     )
     assert not [*tmp_path.iterdir()]

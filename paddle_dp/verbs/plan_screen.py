@@ -1,0 +1,234 @@
+"""The screen of a plan: a table of one number of cards, or a line for each of several, and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from textwrap import wrap
+
+from paddle_dp.plan.candidates import Candidate
+from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
+from paddle_dp.plan.fullest_rank import FREE, TIGHT
+from paddle_dp.plan.rank_memory import total_parameters
+from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout
+from paddle_dp.text import amount, digits, duration, plural
+from paddle_dp.verbs.layout_plan import RecipePlan
+
+_HOUR = 3600.0  # seconds
+_WIDTH = 100
+_HEAD = "rank  data shard pipe tensor batches recompute    8 of 10 within       memory  of peak"
+
+
+class PlanScreen:
+    """The lines of one plan, of 100 columns."""
+
+    def __init__(self, plan: RecipePlan) -> None:
+        self.planner, self.rankings, self.price = plan.planner, plan.rankings, plan.price
+        self.recipe, self.reasons = plan.recipe, plan.reasons
+
+    def lines(self) -> Iterator[str]:
+        """Yields the screen's lines, of 100 columns: a table for one number of cards, a line for each of several."""
+        yield from _wrapped(self.title())
+        yield from _wrapped(self.network())
+        yield ""
+        yield from self._curve() if len(self.rankings) > 1 else self._table(self.rankings[0])
+        yield ""
+        for line in self._trust():
+            yield from _wrapped(line)
+
+    def title(self) -> str:
+        """The model, its batch and the cards, as one line."""
+        train, planner, first = self.recipe.train, self.planner, self.rankings[0]
+        is_curve = len(self.rankings) > 1
+        noun = "card" if planner.device.accelerator else "rank"
+        cards = f"{noun}s" if is_curve else plural(first.ranks, noun)
+        cards += "" if planner.device.accelerator else " of"
+        legal = "" if is_curve else f": {plural(first.legal, 'legal layout')}"
+        return (
+            f"{self.recipe.model.name} of {total_parameters(planner.blocks):,} parameters, batches of {train.batch} × "
+            f"{planner.model.length} tokens, {train.precision.dtype}, on {cards} {planner.device.name}{legal}"
+        )
+
+    def network(self) -> str:
+        """The nodes that are assumed, as one line; empty if all cards are in one."""
+        device = self.planner.device
+        if max(ranking.ranks for ranking in self.rankings) <= device.node:
+            return ""
+        rate = round(8e-9 * device.node_link)
+        return f"{plural(device.node, 'card')} in a node, {rate} Gbit/s from node to node (--node, --link)"
+
+    def _table(self, ranking: LayoutRanking) -> Iterator[str]:
+        """Yields the best layout of each family, then the consequences of the chosen one, and those without a rank."""
+        chosen = ranking.chosen
+        if chosen is None:
+            for line in self._nothing(ranking):
+                yield from _wrapped(line)
+            return
+        rows = ranking.with_chosen()
+        ties = [row.rank for row in rows]
+        if rows:
+            yield f"{'':27s}micro-                 a step,"
+            yield _HEAD
+        for row in rows:
+            yield _row(row, row.choice == chosen.choice, ties.count(row.rank) > 1)
+        yield ""
+        for line in (*self._conclusions(ranking, chosen), *self._unranked(ranking)):
+            yield from _wrapped(line)
+
+    def _conclusions(self, ranking: LayoutRanking, chosen: PlannedLayout) -> Iterator[str]:
+        plain = (
+            f"the plainest of rank 1{'' if chosen.tight else ' that is not tight'}"
+            if chosen.rank
+            else "the plainest of those that fit, not foretold, at least"
+        )
+        yield f"→ {plain}: {described(chosen.choice)}: {duration(chosen.seconds)}, {amount(chosen.memory.total)}"
+        yield f"  its time: {_shares(chosen.shares)}"
+        steps = self._steps()
+        if steps is None:
+            yield f"  no hours: they need a length in steps, and this is {self.recipe.train.length}"
+        else:
+            hours = _hours(chosen, steps)
+            cards = [ranking.ranks * each for each in hours]
+            price = f", price {_between(*(each * self.price for each in cards))}" if self.price else ""
+            tokens = steps * self.recipe.train.batch * self.planner.model.length
+            yield (
+                f"  {steps:,} steps, {tokens:.3g} tokens: {_between(*hours)} hours, {_between(*cards)} "
+                f"card-hours{price}"
+            )
+        current = ranking.current
+        if isinstance(current, Misfit):
+            yield f"  the recipe as it is does not fit: {self._excess(current)}"
+        elif current is not None:
+            bar = f"({bar_text(current)})" if current.rank else "at least, not foretold"
+            size = amount(current.memory.total)
+            yield f"  the recipe as it is: {duration(current.seconds)} {bar}, {size}: {described(current.choice)}"
+        else:
+            yield f"  the recipe as it is cannot run on so many: {self.reasons[ranking.ranks]}"
+        if any(row.tight for row in (*ranking.ranked, chosen)):
+            yield f"  ! tight: a measured peak was {TIGHT:g} times such arithmetic, which would not fit"
+
+    def _unranked(self, ranking: LayoutRanking) -> Iterator[str]:
+        if ranking.unforetold:
+            yield (
+                f"not foretold: of stage 3, 8 of 10 published runs took {STAGE3[0]:g} to {STAGE3[1]:g} times the "
+                "arithmetic, which is the span below; no run is like the others"
+            )
+        for row in ranking.unforetold:
+            seconds = span_text(row) if isfinite(row.high) else f"{duration(row.low)} at least"
+            yield f"  {seconds}: {described(row.choice)}, {amount(row.memory.total)}"
+        for misfit in ranking.misfits:
+            yield f"does not fit: {self._excess(misfit)}"
+
+    def _nothing(self, ranking: LayoutRanking) -> Iterator[str]:
+        yield f"none of the {ranking.legal} legal layouts fits: take more cards, or a device with more memory"
+        yield from self._unranked(ranking)
+
+    def _excess(self, misfit: Misfit) -> str:
+        memory = misfit.memory
+        return (
+            f"{misfit.choice}: {amount(memory.total)} at least, {amount(memory.state)} of it weights, gradients and "
+            f"optimizer; a card has {amount(FREE * self.planner.device.memory)} for them"
+        )
+
+    def _steps(self) -> int | None:
+        """The length in steps; None if it is in epochs, whose steps only the data knows."""
+        length = self.recipe.train.length
+        return int(length.count) if length.unit == "steps" else None
+
+    def _curve(self) -> Iterator[str]:
+        """Yields a line for each number of cards: the chosen layout's."""
+        steps = self._steps()
+        names = ["hours", "card-hours", *(["price"] if self.price else [])] if steps else []
+        rows = [["cards", "a step", "8 of 10 within", "eff.", *names, "  layout"]]
+        first: tuple[int, float] | None = None
+        for ranking in self.rankings:
+            chosen = ranking.chosen
+            if chosen is None:
+                why = f"none of {ranking.legal} layouts fits" if ranking.legal else "no legal layout"
+                rows.append([str(ranking.ranks), *[""] * (len(rows[0]) - 2), f"  {why}"])
+                continue
+            first = first or (ranking.ranks, chosen.seconds)
+            efficiency = first[0] * first[1] / ranking.ranks / chosen.seconds
+            hours = _hours(chosen, steps or 0)
+            cards = [ranking.ranks * each for each in hours]
+            costs = [_between(*each) for each in (hours, cards, [each * (self.price or 0) for each in cards])]
+            mark = "" if chosen.rank else ", not foretold: at least"
+            cells = [str(ranking.ranks), duration(chosen.seconds), bar_text(chosen), f"{efficiency:.0%}"]
+            rows.append([*cells, *costs[: len(names)], f"  {chosen.choice}{mark}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield (
+                "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + row[-1]
+            )
+        if first is not None:
+            yield ""
+            yield (
+                f"eff.: samples a second of one card, of those with {plural(first[0], 'card')}. --ranks N shows all "
+                "layouts of one number."
+            )
+
+    def _trust(self) -> Iterator[str]:
+        bars = self.planner.bars
+        narrow = f" (up to {NARROW} wide)" if bars == "narrow" else ""
+        yield (
+            f"8 of 10 runs took at most {100 * (BARS[bars] - 1):.0f} % more than foretold, or that much less: "
+            f"{RUNS[bars]}{narrow}. They are of other software, with fused kernels, and of steps alone: LLaMA's "
+            "card-hours were up to 39 % above the plan's (docs/plan.md)."
+        )
+        yield (
+            f"= cannot be told apart: within {100 * (TIE - 1):.0f} %, more than 2 of 10 pairs of published runs were "
+            "the other way round."
+        )
+
+
+def _row(row: PlannedLayout, is_chosen: bool, is_tied: bool) -> str:
+    degrees, choice = row.choice.degrees, row.choice
+    pipeline = f"{degrees.pipeline}" + (f"·{choice.virtual_stages}" if choice.virtual_stages > 1 else "")
+    rank = f"{row.rank}{'=' if is_tied else ' '}{'→' if is_chosen else ' '}"
+    seconds = f"{duration(row.seconds)} ({bar_text(row)})"
+    batches = f"{choice.micro_batches}×{choice.micro}"
+    recompute = str(choice.recompute).removesuffix(" blocks")
+    size = f"{amount(row.memory.total)}{'!' if row.tight else ' '}"
+    return (
+        f"{rank:>4s} {degrees.data:5d} {degrees.sharding:5d} {pipeline:>4s} {degrees.tensor:6d} {batches:>7s} "
+        f"{recompute:10s} {seconds:>23s} {size:>9s} {row.peak_share:6.0%}"
+    )
+
+
+def described(choice: Candidate) -> str:
+    """ "data 8 × tensor 2, 4 micro-batches of 2, recompute none"."""
+    batches = plural(choice.micro_batches, "micro-batch", "micro-batches")
+    return f"{choice}, {batches} of {choice.micro}, recompute {choice.recompute}"
+
+
+def _hours(row: PlannedLayout, steps: int) -> tuple[float, float]:
+    return row.low * steps / _HOUR, row.high * steps / _HOUR
+
+
+def bar_text(row: PlannedLayout) -> str:
+    """ "12.8 … 15.2", in the unit of the row's seconds."""
+    times = 1.0 if row.seconds >= 1 else 1e3
+    high = digits(times * row.high) if isfinite(row.high) else "?"
+    return f"{digits(times * row.low)} … {high}"
+
+
+def span_text(row: PlannedLayout) -> str:
+    """ "12.8 … 15.2 s"."""
+    return f"{bar_text(row)} {'s' if row.seconds >= 1 else 'ms'}"
+
+
+def _between(low: float, high: float) -> str:
+    """ "1,020 to 1,210", of three digits, or "1,020 at least"."""
+    first, last = (f"{float(f'{each:.3g}'):,.0f}" if each >= 100 else digits(each) for each in (low, high))
+    return f"{first} to {last}" if isfinite(high) else f"{first} at least"
+
+
+def _shares(shares: dict[str, float]) -> str:
+    shown = sorted(((share, name) for name, share in shares.items() if share >= 0.005), reverse=True)
+    return ", ".join(f"{name} {share:.0%}" for share, name in shown)
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line in pieces of at most 100 columns, those after the first further in."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return wrap(line, _WIDTH, subsequent_indent=indent, drop_whitespace=True, replace_whitespace=False)
