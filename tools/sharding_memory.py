@@ -17,6 +17,7 @@ from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.proof.trace_files import Key
 from paddle_dp.recipe import read_recipe
+from paddle_dp.verbs.forecast import states_of
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters |"
 
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
     given = parser.parse_args()
-    widths = Widths.for_optimizer(read_recipe(given.recipe, given.overrides).optimizer.name)
+    widths = Widths.for_states(states_of(read_recipe(given.recipe, given.overrides).optimizer.config))
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
         overrides = tuple(given.overrides)
         sides = Comparison(

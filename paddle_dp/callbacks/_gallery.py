@@ -20,6 +20,7 @@ from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, name, read_seeded
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.stream import Stream
+from paddle_dp.mesh.degrees import MODEL_AXES
 from paddle_dp.structure import leaves, mapped
 from paddle_dp.train import Run
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
@@ -44,7 +45,7 @@ def obstacle(run: Run, learner: Any) -> str:
     if isinstance(run.test_loader.dataset, Stream):
         return "the held-out samples are a stream, which is not read by number"
     degrees = run.layout.degrees
-    split = [f"{axis} {degrees[axis]}" for axis in ("tensor", "pipeline", "sequence") if degrees[axis] > 1]
+    split = [f"{axis} {degrees[axis]}" for axis in MODEL_AXES if degrees[axis] > 1]
     if split:
         return f"the weights are split over ranks ({', '.join(split)}), and rank 0 alone computes samples"
     if degrees.servers:

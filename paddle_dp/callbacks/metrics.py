@@ -133,6 +133,7 @@ class Metrics(Callback):
         self._write(moment, {"kind": type(error).__name__, "message": message_of(error)})
 
     def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
+        """Adds a line whose `event` is the moment's name: "step", "measured", "evaluated" …"""
         now, progress = time.time(), moment.progress
         # A resumed run may repeat events of the step from which it continues.
         if self._journal is None or (moment.name, progress.step) in self._written:

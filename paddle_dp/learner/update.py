@@ -91,7 +91,8 @@ class GradientNorm:
         return self.measure()
 
     def clip(self) -> None:
-        """Scales the gradients before the optimizer steps. Collective in subclasses."""
+        """Scales the gradients before the optimizer steps: nothing here, for the optimizer clips by itself, where each
+        rank has all gradients. Collective in subclasses."""
 
     def to_row(self, measured: float) -> float:
         """The number that ranks add up, from `measure`: here the norm if it is not finite, else 0."""
@@ -103,7 +104,8 @@ class GradientNorm:
 
 
 class PlacedNorm(GradientNorm):
-    """The 2-norm over placements: each gradient counts once, at its parameter's main replica."""
+    """The 2-norm over placements: each gradient counts once, at its parameter's main replica. It also clips: Paddle's
+    optimizer and fleet's would see the gradients of this rank alone."""
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)

@@ -23,6 +23,9 @@ class OptimizerConfig:
     elementwise: ClassVar[bool] = True
     """Whether the update of a slice is the slice of the update: without it, no axis cuts tensors."""
 
+    states: ClassVar[int] = 2
+    """Numbers that it keeps per element of a parameter (moments, velocity), for `check` and `plan`; an upper bound."""
+
     weight_decay: Rate = 0.0
     """Strength of the decay of weights towards 0; biases and norms do not decay."""
 

@@ -17,6 +17,7 @@ class Config(OptimizerConfig):
     """Each update first subtracts learning rate × `weight_decay` × weight."""
 
     elementwise: ClassVar[bool] = False
+    states: ClassVar[int] = 0  # a row and a column of a matrix: next to nothing
 
     decay_rate: AboveZero = 0.8
     """The mean of squared gradients forgets a share t^-`decay_rate` of itself in update t."""

@@ -17,6 +17,7 @@ class Config(OptimizerConfig):
     """The step of a layer is `trust` × |weight| / (|gradient| + `weight_decay` × |weight|) times momentum's."""
 
     elementwise: ClassVar[bool] = False
+    states: ClassVar[int] = 1
 
     weight_decay: Rate = 1e-4
     """`weight_decay` × weight is added to the clipped gradient; biases and norms do not decay."""

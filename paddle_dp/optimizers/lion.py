@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import Probability, Rate
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """The paper takes a learning rate 3 to 10 times smaller than AdamW's, and a decay as many times larger."""
+
+    states: ClassVar[int] = 1
 
     weight_decay: Rate = 0.1
     """Each update also subtracts learning rate × `weight_decay` × weight; biases and norms do not decay."""

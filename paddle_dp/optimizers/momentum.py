@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import Probability
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """velocity = momentum × velocity + gradient; `weight_decay` × weight is added to the clipped gradient."""
+
+    states: ClassVar[int] = 1
 
     momentum: Probability = 0.9
     """Decay of the velocity."""

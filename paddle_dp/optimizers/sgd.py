@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """`weight_decay` × weight is added to the clipped gradient."""
+
+    states: ClassVar[int] = 0
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import SGD

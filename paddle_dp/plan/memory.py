@@ -19,10 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-# float32 numbers that an optimizer keeps per element of a parameter: moments, velocity. Adafactor keeps a row and a
-# column of a matrix, next to nothing; Muon one number for a hidden matrix and two for the rest: 2 is an upper bound.
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "lion": 1, "lars": 1, "adafactor": 0, "muon": 2}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
@@ -33,16 +29,13 @@ class Widths:
     optimizer: int = 8
 
     @classmethod
-    def for_optimizer(cls, optimizer: str, low: bool = False, double: bool = False) -> Widths:
-        """The widths for a recipe's optimizer. `low`: weights and gradients in 2 bytes, with float32 masters (O2);
-        `double`: everything in float64.
-
-        Raises KeyError for an optimizer that is not in `STATES`.
-        """
+    def for_states(cls, states: int, low: bool = False, double: bool = False) -> Widths:
+        """The widths for an optimizer that keeps `states` numbers per element of a parameter
+        (`OptimizerConfig.states`). `low`: weights and gradients in 2 bytes, with float32 masters (O2); `double`:
+        everything in float64."""
         if double:
-            return cls(parameter=8, gradient=8, optimizer=8 * STATES[optimizer])
-        states = 4 * STATES[optimizer]
-        return cls(parameter=2, gradient=2, optimizer=states + 4) if low else cls(optimizer=states)
+            return cls(parameter=8, gradient=8, optimizer=8 * states)
+        return cls(parameter=2, gradient=2, optimizer=4 * states + 4) if low else cls(optimizer=4 * states)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# The largest distance that counts as the same, in units of the noise: K of the formulas. Correct layouts give about 1.
+# The largest distance that counts as the same, in units of the noise: K of the formulas. Correct layouts give about 1,
+# and tools/proof_margins.py prints how far above this small faults are.
 LARGEST_R = 8.0
 # F/|g| above which an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
 NO_GRADIENT = 0.3

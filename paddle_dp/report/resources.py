@@ -15,7 +15,7 @@ from paddle_dp.text import duration, plural
 _COMPONENTS = {
     "forward": 0, "backward": 1, "update": 2, "data": 3, "exchange": 4, "waiting": 7, "callbacks": 6, "other": 5,
 }  # fmt: skip
-_AXIS_COLOURS = {"data": 0, "pipeline": 1, "sharding": 3, "sequence": 2, "tensor": 4, "servers": 6}
+AXIS_COLOURS = {"data": 0, "pipeline": 1, "sharding": 3, "sequence": 2, "tensor": 4, "servers": 6}
 _MOST_DRAWN_RANKS, _MOST_BARS = 64, 8
 
 # Layout and time ------------------------------------------------------------------------------------------------------
@@ -26,9 +26,9 @@ def layout(run: RunRecord) -> Html:
     if degrees is None:
         return ""
     split = [axis for axis in AXES if degrees[axis] > 1]
-    roles = {f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}": _AXIS_COLOURS[axis] for axis in split}
+    roles = {f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}": AXIS_COLOURS[axis] for axis in split}
     if degrees.servers:
-        roles[f"servers {degrees.servers}: ranks {AXIS_ROLES['servers']}"] = _AXIS_COLOURS["servers"]
+        roles[f"servers {degrees.servers}: ranks {AXIS_ROLES['servers']}"] = AXIS_COLOURS["servers"]
     if not roles:
         return section("Layout", paragraph("One process: nothing is split, and nothing is exchanged."))
     text = f"{plural(degrees.ranks, 'rank')}: {degrees}. A rank is a process; those in one frame share its coordinate."
@@ -53,7 +53,7 @@ def _frames(degrees: Degrees, axes: list[str], coords: Mapping[str, int]) -> Htm
         return f'<span class="rank">rank {rank}</span>'
     axis, *inner = axes
     frames = "".join(
-        f'<div class="frame c{_AXIS_COLOURS[axis]}"><span>{axis} {i}</span>'
+        f'<div class="frame c{AXIS_COLOURS[axis]}"><span>{axis} {i}</span>'
         f'<div class="in">{_frames(degrees, inner, {**coords, axis: i})}</div></div>'
         for i in range(degrees[axis])
     )

@@ -23,7 +23,7 @@ from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, RUNS, STAGE3, TIE
 from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
-from paddle_dp.plan.memory import STATES, Widths
+from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
@@ -31,7 +31,7 @@ from paddle_dp.plan.transformer import transformer
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import amount, duration, plural
-from paddle_dp.verbs.forecast import layout_of, masks_documents
+from paddle_dp.verbs.forecast import layout_of, masks_documents, states_of
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
@@ -193,8 +193,7 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
             f"--device {device.name} has no products of bfloat16: add train.precision=float16, or name another device."
         )
     low = precision.is_low and device.accelerator  # CPUs emulate 16 bits in float32
-    name = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
-    widths = Widths.for_optimizer(name, low=low and precision.level == "O2")
+    widths = Widths.for_states(states_of(recipe.optimizer.config), low=low and precision.level == "O2")
     sent = 2 if getattr(as_hybrid.strategy.config, "reduce_dtype", None) == "bfloat16" else widths.gradient
     return Numerics(
         low=low,

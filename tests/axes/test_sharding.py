@@ -30,7 +30,7 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
         for rank, (found, said) in enumerate(
-            zip(many, state_bytes(sizes, 2, stage, Widths.for_optimizer("adamw")), strict=True)
+            zip(many, state_bytes(sizes, 2, stage, Widths.for_states(2)), strict=True)
         ):
             counted = found["memory"]
             assert counted["parameters"] == said.parameters

@@ -1,5 +1,7 @@
 """Coordinates and groups are those of fleet, by arithmetic."""
 
+from importlib import import_module
+
 import pytest
 
 from paddle_dp.mesh.degrees import AXES, GRADIENT_AXES, MODEL_AXES, REPLICA_AXES, SAMPLE_AXES, Degrees
@@ -61,3 +63,16 @@ def test_it_prints_what_it_splits():
 def test_a_degree_is_one_or_more():
     with pytest.raises(ValueError, match="tensor: 0 is less than 1"):
         Degrees(tensor=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "table"),
+    [
+        ("paddle_dp.mesh.degrees", "AXIS_ROLES"),
+        ("paddle_dp.report.resources", "AXIS_COLOURS"),
+        ("paddle_dp.callbacks.dashboard.mesh_picture", "COLORS"),
+    ],
+)
+def test_a_table_by_axis_has_every_axis(module: str, table: str) -> None:
+    """A new axis without a row here would be a KeyError at the end of a run (docs/map.md, A new axis)."""
+    assert {*getattr(import_module(module), table)} == {*AXES, "servers"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paddle_dp import optimizers
 from tests.parity import LAYOUTS, SHORT, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
@@ -19,6 +21,15 @@ OPTIMIZERS = {
     "adafactor": f"{{use: adafactor, clip: 0.5, weight_decay: 0.1, {_FROZEN}}}",
     "muon": f"{{use: muon, clip: 0.5, adamw: [blocks.5.out], scale: match_rms, adamw_lr_scale: 1.0, {_FROZEN}}}",
 }  # fmt: skip
+
+
+# tests/parity.py and tests/axes try adamw in every layout, tests/axes/test_sharding.py the others.
+ELSEWHERE = {"sgd", "momentum", "adamw", "lamb"}
+
+
+def test_every_optimizer_of_the_shelf_is_tried_in_every_layout() -> None:
+    shelf = Path(optimizers.__file__).parent.glob("[!_]*.py")
+    assert {file.stem for file in shelf} == {*OPTIMIZERS, *ELSEWHERE}, "a new one needs a row in OPTIMIZERS"
 
 
 def layouts(use: str) -> list[str]:

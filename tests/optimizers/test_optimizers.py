@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import paddle
 import pytest
 from paddle.regularizer import L1Decay
 
+from paddle_dp import optimizers
 from paddle_dp.optimizers import adafactor, adamw, lamb, lars, lion, momentum, muon, sgd
 
 RATE, STEPS = 0.1, 4
@@ -193,6 +195,29 @@ def test_without_decay_nothing_decays(case: str) -> None:
     expected = wanted(update, weights, grads, lambda n: 0.0)
     for key, value in run(SHELF[name].Config(weight_decay=0, **more), model, grads).items():
         np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+def test_every_optimizer_of_the_shelf_has_a_row_here() -> None:
+    assert (
+        {*SHELF}
+        == {name for name, _, _ in CASES.values()}
+        == {file.stem for file in Path(optimizers.__file__).parent.glob("[!_]*.py")}
+    )
+
+
+@pytest.mark.parametrize("name", SHELF)
+def test_check_counts_the_numbers_that_it_keeps(name: str) -> None:
+    """`states` is an upper bound for each element, and the least that is one; Muon keeps fewer for hidden matrices."""
+    model = paddle.nn.Sequential(paddle.nn.Linear(64, 64), paddle.nn.Linear(64, 64))
+    config = SHELF[name].Config()
+    if hasattr(config, "prepare"):
+        config.prepare(model)
+    optimizer = config.build(RATE, list(model.named_parameters()))
+    model(paddle.ones([2, 64])).sum().backward()
+    optimizer.step()
+    kept = sum(t.size for key, t in optimizer.state_dict().items() if key != "LR_Scheduler" and t.size > 1)
+    each = kept / sum(p.size for p in model.parameters())
+    assert config.states - (name == "muon") - 0.1 < each < config.states + 0.1, f"{each:.3f} for each element"
 
 
 @pytest.mark.parametrize("name", SHELF)

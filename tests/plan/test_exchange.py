@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
     assert [push.bytes for push in pushes] == [PSI, PSI] and [push.hides for push in pushes] == [True, False]
 
 
-LOW, DOUBLE = Widths.for_optimizer("adamw", low=True), Widths.for_optimizer("adamw", double=True)
+LOW, DOUBLE = Widths.for_states(2, low=True), Widths.for_states(2, double=True)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from paddle_dp.plan.memory import StateBytes, Widths, formula, owners, state_byt
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_figure_1_of_the_paper(stage: int, gigabytes: float) -> None:
     """7.5 billion parameters, 64 ranks, mixed precision with Adam."""
-    found = formula(7_500_000_000, 64, stage, Widths.for_optimizer("adamw", low=True))
+    found = formula(7_500_000_000, 64, stage, Widths.for_states(2, low=True))
     assert found.total / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
 def test_widths_are_those_of_the_optimizer() -> None:
-    assert Widths.for_optimizer("adamw") == Widths(parameter=4, gradient=4, optimizer=8)
-    assert Widths.for_optimizer("momentum").optimizer == 4
-    assert Widths.for_optimizer("sgd").optimizer == 0
-    assert Widths.for_optimizer("adamw", double=True) == Widths(parameter=8, gradient=8, optimizer=16)
-    assert Widths.for_optimizer("momentum", low=True) == Widths(parameter=2, gradient=2, optimizer=8)
+    assert Widths.for_states(2) == Widths(parameter=4, gradient=4, optimizer=8)
+    assert Widths.for_states(1).optimizer == 4
+    assert Widths.for_states(0).optimizer == 0
+    assert Widths.for_states(2, double=True) == Widths(parameter=8, gradient=8, optimizer=16)
+    assert Widths.for_states(1, low=True) == Widths(parameter=2, gradient=2, optimizer=8)
 
 
 def test_the_largest_is_dealt_first_to_whom_has_least() -> None:

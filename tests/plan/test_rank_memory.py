@@ -122,7 +122,7 @@ def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
         layout,
         there,
         replace(there, reduce_dtype="float32"),
-        replace(there, widths=Widths.for_optimizer("sgd", double=True)),
+        replace(there, widths=Widths.for_states(0, double=True)),
     )
     assert [rank_memory(FROZEN, each, 0).extra for each in found] == [0, 2 * 60, 0, 0]
     assert rank_memory(FROZEN, replace(there, degrees=Degrees(sharding=2)), 0).extra == 0

@@ -26,7 +26,7 @@ from paddle_dp.units import Recompute
 GPT = Transformer(
     depth=24, width=4096, heads=32, kv_heads=32, hidden=16384, matrices=2, vocab=50304, length=2048, tables=2
 )
-LOW = Numerics(low=True, widths=Widths.for_optimizer("adamw"), gradient=4, flash=True)
+LOW = Numerics(low=True, widths=Widths.for_states(2), gradient=4, flash=True)
 
 
 def blocks(model: Transformer = GPT) -> list[list[Weight]]:

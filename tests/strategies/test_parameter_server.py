@@ -58,7 +58,7 @@ def test_parts_are_balanced_by_size_and_add_up() -> None:
         [Weight(name=f"w{n}", size=size) for n, size in enumerate(sizes)],
         [Weight(name="f", size=7, frozen=True)],
     ]
-    layout = Layout(degrees=TWO_AND_TWO, widths=Widths.for_optimizer("adamw"))
+    layout = Layout(degrees=TWO_AND_TWO, widths=Widths.for_states(2))
     assert served(blocks, layout) == [600, 700] and sum(served(blocks, layout)) == sum(sizes)
     first, second, worker = rank_memories(blocks, layout)
     assert [m.state.optimizer for m in (first, second, worker)] == [8 * 600, 8 * 700, 0]
