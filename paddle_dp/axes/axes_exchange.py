@@ -32,7 +32,7 @@ from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
-from paddle_dp.exchange.roundings import comm_dtype_of, roundings, rounds
+from paddle_dp.exchange.roundings import is_narrower, reduce_dtype_of, roundings
 from paddle_dp.identity.walk import is_library
 from paddle_dp.learner.update import UpdateMode
 from paddle_dp.learner.weights import WeightSync
@@ -91,8 +91,9 @@ class MissingGradients:
 class ReplicaSums:
     """Sums existing gradients over the global `ranks`, all of which have the same ones; `rank` is this one.
 
-    On CPUs, without a `group` of these ranks, each gradient is rounded to `comm_dtype` once and added up in float32,
-    and the sum is rounded where it travels (`PushReduce`). On accelerators the group's all-reduce adds in `comm_dtype`.
+    On CPUs, without a `group` of these ranks, each gradient is rounded to `reduce_dtype` once and added up in float32,
+    and the sum is rounded where it travels (`PushReduce`). On accelerators the group's all-reduce adds in
+    `reduce_dtype`.
     """
 
     def __init__(
@@ -100,15 +101,15 @@ class ReplicaSums:
         ranks: Sequence[int],
         rank: int,
         parameters: Sequence[paddle.Tensor],
-        comm_dtype: str,
+        reduce_dtype: str,
         group: Group | None = None,
     ):
-        self._parameters, self._comm_dtype, self._group = parameters, comm_dtype, group
+        self._parameters, self._reduce_dtype, self._group = parameters, reduce_dtype, group
         self._push: PushReduce | None = None
         if group is None:
             keepers = [list(ranks) for _ in parameters]
             self._push = PushReduce(
-                Push("gradients", ranks, rank), parameters, keepers, comm_dtype=comm_dtype
+                Push("gradients", ranks, rank), parameters, keepers, reduce_dtype=reduce_dtype
             )
 
     @paddle.no_grad()
@@ -121,8 +122,8 @@ class ReplicaSums:
         sums, tasks = [], []
         for parameter in self._parameters:
             if parameter.grad is not None:
-                roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
-                total = as_dtype(parameter.grad, self._comm_dtype)
+                roundings.note(parameter, parameter.grad, self._reduce_dtype, len(self._group.ranks))
+                total = as_dtype(parameter.grad, self._reduce_dtype)
                 traffic.all_reduced(nbytes(total), len(self._group.ranks))
                 tasks.append(dist.all_reduce(total, group=self._group, sync_op=False))
                 sums.append((parameter, total))
@@ -160,9 +161,9 @@ class AxesExchange(GradientExchange):
         if self._stage3 is not None:
             self._stage3.sends = False
         self._missing = MissingGradients(placed.mesh)
-        comm_dtype = comm_dtype_of(reduce_dtype, placed.trainable)
-        self._overlapped = _overlapped_exchange(placed, zero, comm_dtype)
-        self._replicas = _replica_sums(placed, zero, comm_dtype)
+        reduce_dtype = reduce_dtype_of(reduce_dtype, placed.trainable)
+        self._overlapped = _overlapped_exchange(placed, zero, reduce_dtype)
+        self._replicas = _replica_sums(placed, zero, reduce_dtype)
         # Our exchanges add up; Paddle's along the data axis averages.
         ours = self._overlapped is not None or self._replicas is not None
         self.mean_over = 1 if ours else axes.data
@@ -172,8 +173,8 @@ class AxesExchange(GradientExchange):
         stage = zero.stage if zero is not None else 0
         only_buckets = axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3
         self.counts_bytes = placed.mesh.device == "cpu" or only_buckets
-        if comm_dtype is not None and any(rounds(dtype_of(p), comm_dtype) for p in placed.trainable):
-            self.rounds_to = comm_dtype
+        if reduce_dtype is not None and any(is_narrower(reduce_dtype, dtype_of(p)) for p in placed.trainable):
+            self.rounds_to = reduce_dtype
 
     @contextmanager
     def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
@@ -224,7 +225,7 @@ class AxesExchange(GradientExchange):
 
 
 def _overlapped_exchange(
-    placed: PlacedModel, zero: Zero | None, comm_dtype: str | None
+    placed: PlacedModel, zero: Zero | None, reduce_dtype: str | None
 ) -> GradientExchange | None:
     """Creates the exchange over the axes data, sharding and sequence together; None for stage 3. Collective."""
     mesh, trainable = placed.mesh, placed.trainable
@@ -239,30 +240,30 @@ def _overlapped_exchange(
         if owners is not None:
             destinations = [axes.group(owner, *REPLICA_AXES) for owner in owners]
         return PushedGradients(
-            ranks, me, trainable, destinations, each_micro_batch=each, comm_dtype=comm_dtype
+            ranks, me, trainable, destinations, each_micro_batch=each, reduce_dtype=reduce_dtype
         )
     replicas, before = PaddleGroup.create(axes, me, *REPLICA_AXES).group, before_exchanges(placed.model)
     deferred = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
     if zero is None:
         assert replicas is not None
-        return BucketedGradients(replicas, trainable, deferred=deferred, comm_dtype=comm_dtype)
+        return BucketedGradients(replicas, trainable, deferred=deferred, reduce_dtype=reduce_dtype)
     assert zero.comm_groups is not None
     return BucketedGradients(
         zero.comm_groups.groups[0], trainable, owners=owners, replicas=replicas, each_micro_batch=each,
-        comm_groups=zero.comm_groups, deferred=deferred, comm_dtype=comm_dtype,
+        comm_groups=zero.comm_groups, deferred=deferred, reduce_dtype=reduce_dtype,
     )  # fmt: skip
 
 
-def _replica_sums(placed: PlacedModel, zero: Zero | None, comm_dtype: str | None) -> ReplicaSums | None:
-    """Creates, under stage 3 with a `comm_dtype`, the exchange of this rank's sums over data and sequence; without one
-    Paddle exchanges them. Collective."""
+def _replica_sums(placed: PlacedModel, zero: Zero | None, reduce_dtype: str | None) -> ReplicaSums | None:
+    """Creates, under stage 3 with a `reduce_dtype`, the exchange of this rank's sums over data and sequence; without
+    one Paddle exchanges them. Collective."""
     mesh = placed.mesh
     axes, me = mesh.axes, mesh.rank
     ranks = axes.group(me, *REPLICA_AXES)
-    if len(ranks) == 1 or zero is None or zero.stage < 3 or comm_dtype is None:
+    if len(ranks) == 1 or zero is None or zero.stage < 3 or reduce_dtype is None:
         return None
     group = None if mesh.device == "cpu" else PaddleGroup.create(axes, me, *REPLICA_AXES).group
-    return ReplicaSums(ranks, me, placed.trainable, comm_dtype, group)
+    return ReplicaSums(ranks, me, placed.trainable, reduce_dtype, group)
 
 
 class OwnerWeights(WeightSync):

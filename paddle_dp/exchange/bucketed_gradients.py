@@ -92,7 +92,7 @@ class BucketedGradients(GradientExchange):
     one of them leaves after that exchange, for which compute waits, and travels while the next layers compute.
     `each_micro_batch`: every backward exchanges gradients, so that only the owner keeps them (ZeRO-2). `sizes`: bucket
     sizes, derived from the parameters if None. `overlapped=False`: nothing leaves before backward has ended.
-    `comm_dtype`: the dtype in which gradients travel and the collective adds. With `residuals` they are summed in 32
+    `reduce_dtype`: the dtype in which gradients travel and the collective adds. With `residuals` they are summed in 32
     bits instead, and their errors are kept there (`NarrowSum`).
 
     It works on CPUs over gloo, too; a bucket that leaves then blocks until it is reduced (3.3.1).
@@ -110,7 +110,7 @@ class BucketedGradients(GradientExchange):
         deferred: Collection[int] = (),
         sizes: BucketSizes | None = None,
         overlapped: bool = True,
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
         residuals: Residuals | None = None,
         waiting: Callable[[bool], AbstractContextManager[Any]] | None = None,
     ):
@@ -119,7 +119,7 @@ class BucketedGradients(GradientExchange):
         self.each_micro_batch = each_micro_batch
         self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
         self._parameters, self._owners = parameters, owners
-        self._overlapped, self._comm_dtype, self._residuals = overlapped, comm_dtype, residuals
+        self._overlapped, self._reduce_dtype, self._residuals = overlapped, reduce_dtype, residuals
         self._dtypes = [self._dtype_in_bucket(parameter) for parameter in parameters]
         kinds = [
             (owners[index] if owners is not None else -1, dtype) for index, dtype in enumerate(self._dtypes)
@@ -206,8 +206,8 @@ class BucketedGradients(GradientExchange):
         if parameter.grad is not None:
             self._had.add(index)
             # The gradient is rounded once, and then each sum except the first.
-            if self._comm_dtype is not None and self._residuals is None:
-                roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
+            if self._reduce_dtype is not None and self._residuals is None:
+                roundings.note(parameter, parameter.grad, self._reduce_dtype, len(self._group.ranks))
             self._view(index).copy_(as_dtype(parameter.grad, self._dtypes[index]), False)
             parameter.clear_gradient(False)
         else:
@@ -220,7 +220,7 @@ class BucketedGradients(GradientExchange):
         itself."""
         if self._residuals is not None:
             return wide(parameter)
-        return self._comm_dtype or dtype_of(parameter)
+        return self._reduce_dtype or dtype_of(parameter)
 
     def _view(self, index: int) -> paddle.Tensor:
         number = self._bucket_of[index]
@@ -239,7 +239,7 @@ class BucketedGradients(GradientExchange):
             owner, began = bucket.kind[0], time.monotonic()  # type: ignore[index]
             task: Any
             if self._residuals is not None:
-                task = NarrowSum(flat, str(self._comm_dtype), self._group)
+                task = NarrowSum(flat, str(self._reduce_dtype), self._group)
             elif self._owners is None:
                 task = dist.all_reduce(flat, group=self._group, sync_op=False)
             else:
@@ -284,7 +284,7 @@ class BucketedGradients(GradientExchange):
             for index in bucket.indices:
                 view = _slice_of(flat, bucket, index, self._parameters[index].shape)
                 # Sums over micro-batches stay wide.
-                if self._comm_dtype is not None and self.each_micro_batch:
+                if self._reduce_dtype is not None and self.each_micro_batch:
                     view = as_dtype(view, wide(self._parameters[index]))
                 self._sums[index] = self._sums[index].add_(view) if index in self._sums else view
 
@@ -313,10 +313,10 @@ class BucketedGradients(GradientExchange):
         """Sums the gradients that this rank keeps over `replicas`."""
         order = sorted(self._sums)
         assert self._replicas is not None
-        if self._comm_dtype is not None:
+        if self._reduce_dtype is not None:
             for index, total in self._sums.items():
-                roundings.note(self._parameters[index], total, self._comm_dtype, len(self._replicas.ranks))
-            self._sums = {index: as_dtype(total, self._comm_dtype) for index, total in self._sums.items()}
+                roundings.note(self._parameters[index], total, self._reduce_dtype, len(self._replicas.ranks))
+            self._sums = {index: as_dtype(total, self._reduce_dtype) for index, total in self._sums.items()}
         for total in self._sums.values():
             traffic.all_reduced(nbytes(total), len(self._replicas.ranks))
         tasks = [dist.all_reduce(self._sums[index], group=self._replicas, sync_op=False) for index in order]

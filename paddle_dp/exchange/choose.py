@@ -96,16 +96,22 @@ def fastest_exchange(
     mesh: Mesh,
     tensors: Sequence[paddle.Tensor],
     channel: str = "gradients",
-    comm_dtype: str | None = None,
+    reduce_dtype: str | None = None,
     residuals: Residuals | None = None,
 ) -> GradientExchange:
     """Creates the fastest exchange of the gradients of `tensors` on this device. Collective."""
     if mesh.device != "cpu":
-        return _bucketed(mesh, tensors, comm_dtype=comm_dtype, residuals=residuals)
+        return _bucketed(mesh, tensors, reduce_dtype=reduce_dtype, residuals=residuals)
     ranks = list(range(mesh.ranks))
     destinations = [ranks] * len(tensors)
     return PushedGradients(
-        ranks, mesh.rank, tensors, destinations, comm_dtype=comm_dtype, residuals=residuals, channel=channel
+        ranks,
+        mesh.rank,
+        tensors,
+        destinations,
+        reduce_dtype=reduce_dtype,
+        residuals=residuals,
+        channel=channel,
     )
 
 

@@ -88,7 +88,7 @@ class PushReduce:
     the order of ranks, and within a rank in sending order, so two runs have the same bits. 16-bit numbers are added in
     float32. `senders`: the number of ranks with gradients; all ranks by default.
 
-    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, also in local
+    `reduce_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, also in local
     segments, and so is a sum that travels to other keepers. `residuals` keep the errors and add them to the next
     gradient.
     """
@@ -100,14 +100,14 @@ class PushReduce:
         destinations: Sequence[Sequence[int]],
         *,
         senders: int | None = None,
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
         residuals: Residuals | None = None,
     ):
         self._push, self._parameters, self._me = push, parameters, push.rank
         self._senders = len(push.ranks) if senders is None else senders
         self._is_destination = [push.rank in ranks for ranks in destinations]
         self._dtypes = [dtype_of(parameter) for parameter in parameters]
-        self._comm_dtypes, self._residuals = [comm_dtype or dtype for dtype in self._dtypes], residuals
+        self._reduce_dtypes, self._residuals = [reduce_dtype or dtype for dtype in self._dtypes], residuals
         self._segments = cut([int(parameter.size) for parameter in parameters], destinations)
         self._segments_of: dict[int, list[int]] = defaultdict(list)
         for number, segment in enumerate(self._segments):
@@ -140,8 +140,8 @@ class PushReduce:
         self.take()
 
     def send_bytes(self, index: int, data: Array, final: bool) -> None:
-        """Sends a gradient's bytes in its `comm_dtype`; they must not change afterwards."""
-        dtype = self._comm_dtypes[index]
+        """Sends a gradient's bytes in its `reduce_dtype`; they must not change afterwards."""
+        dtype = self._reduce_dtypes[index]
         width = data.nbytes // max(int(self._parameters[index].size), 1)
         for number in self._segments_of[index]:
             segment = self._segments[number]
@@ -154,20 +154,20 @@ class PushReduce:
 
     def _to_be_sent(self, index: int, gradient: paddle.Tensor) -> Array:
         """The bytes of a gradient to send; a view of it if nothing is rounded."""
-        data, dtype, comm_dtype = bytes_of(gradient), self._dtypes[index], self._comm_dtypes[index]
+        data, dtype, reduce_dtype = bytes_of(gradient), self._dtypes[index], self._reduce_dtypes[index]
         if self._residuals is None:
-            if comm_dtype == dtype:
+            if reduce_dtype == dtype:
                 return data
             numbers = numbers_of(data, dtype)
-            roundings.note(self._parameters[index], numbers, comm_dtype)
-            return bytes_from(numbers, comm_dtype)
+            roundings.note(self._parameters[index], numbers, reduce_dtype)
+            return bytes_from(numbers, reduce_dtype)
         before, now = self._residuals.get(index), self._residuals.room(index)
         lost = _numbers_in(now)
         np.add(numbers_of(data, dtype), 0 if before is None else _numbers_in(before), out=lost)
-        sent, clipped = narrowed(lost, comm_dtype)
+        sent, clipped = narrowed(lost, reduce_dtype)
         if clipped:
             self._residuals.clipped.add(index)
-        lost -= numbers_of(sent, comm_dtype)
+        lost -= numbers_of(sent, reduce_dtype)
         self._residuals.lose(index, now)
         return sent
 
@@ -217,10 +217,10 @@ class PushReduce:
         (number, kind), data = divmod(received[0], KINDS), received[1]
         if kind == SUM:
             self._keep(
-                number, np.frombuffer(data, np.uint8), self._comm_dtypes[self._segments[number].param_index]
+                number, np.frombuffer(data, np.uint8), self._reduce_dtypes[self._segments[number].param_index]
             )
         else:
-            numbers = numbers_of(data, self._comm_dtypes[self._segments[number].param_index])
+            numbers = numbers_of(data, self._reduce_dtypes[self._segments[number].param_index])
             self._add(number, rank, numbers, kind == LAST_TERM)
 
     def _add(self, number: int, rank: int, numbers: Array, final: bool) -> None:
@@ -262,7 +262,7 @@ class PushReduce:
             dtype = self._dtypes[segment.param_index]
             self._keep(number, bytes_from(total, dtype), dtype)
             return
-        dtype = self._comm_dtypes[segment.param_index]
+        dtype = self._reduce_dtypes[segment.param_index]
         if self._residuals is None:
             data = bytes_from(total, dtype)
             if dtype != self._dtypes[segment.param_index]:
@@ -306,8 +306,8 @@ class PushedGradients(GradientExchange):
     """Sums gradients over the global `ranks`; `rank` is this one. Each parameter's `destinations` get its sum.
 
     `each_micro_batch`: every backward exchanges gradients, so that only keepers hold them (ZeRO-2); otherwise the last
-    one of an update does. `senders`: the number of ranks with gradients, where some ranks only keep sums. `comm_dtype`,
-    `residuals`: gradients travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
+    one of an update does. `senders`: the number of ranks with gradients, where some ranks only keep sums.
+    `reduce_dtype`, `residuals`: gradients travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
     """
 
     def __init__(  # noqa: PLR0913 - ranks, parameters, and options
@@ -319,7 +319,7 @@ class PushedGradients(GradientExchange):
         *,
         each_micro_batch: bool = False,
         senders: int | None = None,
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
         residuals: Residuals | None = None,
         channel: str = "gradients",
     ):
@@ -327,10 +327,10 @@ class PushedGradients(GradientExchange):
         self._parameters = parameters
         push = Push(channel, ranks, rank)
         self._reduce = PushReduce(
-            push, parameters, destinations, senders=senders, comm_dtype=comm_dtype, residuals=residuals
+            push, parameters, destinations, senders=senders, reduce_dtype=reduce_dtype, residuals=residuals
         )
         self._fires = GradReadyHooks(parameters, self._ready)
-        self._only_final = comm_dtype is not None  # the sum of two rounded terms is not the rounded sum
+        self._only_final = reduce_dtype is not None  # the sum of two rounded terms is not the rounded sum
         self._sent: set[int] = set()
         self._later: set[int] = set()
 

@@ -72,7 +72,7 @@ class Residuals:
         # Memory of outdated residuals, for reuse: new memory costs as much as computing in it.
         self._spare: dict[int, paddle.Tensor] = {}
         self._reuses = False
-        self.clipped: set[int] = set()  # indices of gradients with numbers too large for `comm_dtype`
+        self.clipped: set[int] = set()  # indices of gradients with numbers too large for `reduce_dtype`
         # By indices: flags on a device, not read yet.
         self._may_be_clipped: dict[tuple[int, ...], paddle.Tensor] = {}
 

@@ -20,12 +20,12 @@ from paddle_dp.tensors import Array, dtype_of
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
-def rounds(dtype: str, comm_dtype: str) -> bool:
-    """Whether gradients of one dtype lose anything in another."""
-    return DIGITS[comm_dtype] < DIGITS[dtype]
+def is_narrower(reduce_dtype: str, dtype: str) -> bool:
+    """Whether gradients of `dtype` lose digits in `reduce_dtype`."""
+    return DIGITS[reduce_dtype] < DIGITS[dtype]
 
 
-def comm_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
+def reduce_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
     """The dtype in which these parameters' gradients travel if `requested` is asked for; None: unrounded.
 
     float64 gradients are never rounded: a proof uses float64 to check a layout's arithmetic, and compares rounding
@@ -48,17 +48,17 @@ class Roundings:
         self._lost.clear()
 
     def note(
-        self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, comm_dtype: str, times: int = 1
+        self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, reduce_dtype: str, times: int = 1
     ) -> None:
-        """Records that numbers of a parameter's gradient are about to be rounded to `comm_dtype`, `times` times in a
+        """Records that numbers of a parameter's gradient are about to be rounded to `reduce_dtype`, `times` times in a
         row."""
-        if not self._watched or not rounds(dtype_of(parameter), comm_dtype):
+        if not self._watched or not is_narrower(reduce_dtype, dtype_of(parameter)):
             return
         if isinstance(numbers, paddle.Tensor):
             size = numbers.astype("float64").norm().item() if numbers.size else 0.0
         else:
             size = float(np.linalg.norm(numbers.astype("float64")))
-        self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[comm_dtype]) ** times - 1) * size
+        self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[reduce_dtype]) ** times - 1) * size
 
     def take(self) -> dict[int, float]:
         """Bounds on the 2-norm of this rank's errors since the last call, by a parameter's id()."""

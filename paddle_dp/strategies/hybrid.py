@@ -111,10 +111,10 @@ class Config(StrategyConfig):
         return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
 
     def not_promised(self, recipe: Recipe) -> str:
-        if self.reduce_dtype != "bfloat16":
+        if not self.compared_by_step:
             return ""
         return (
-            f"with strategy.reduce_dtype=bfloat16 a whole training is not one process's: {self.rounds}. `paddle-dp "
+            f"with strategy.reduce_dtype=bfloat16 a whole training is not one process's: {self.rounding}. `paddle-dp "
             "verify` compares each step by itself, from the same weights; whole trainings are compared with "
             "strategy.reduce_dtype=float32, or by their held-out numbers (docs/exchange.md)."
         )
@@ -130,7 +130,7 @@ class Config(StrategyConfig):
         return "strategy" if self.recompute.blocks or self.sequence_parallel or self.sequence > 1 else ""
 
     @property
-    def rounds(self) -> str:
+    def rounding(self) -> str:
         """The effect of reduce_dtype, as a part of a sentence."""
         return "ranks round their gradients to 8 digits of base 2 before they add them up"
 
@@ -259,9 +259,9 @@ class Hybrid:
             prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline
         )
         clips = take_clips(prepared.optimizer)
-        if self.config.reduce_dtype == "bfloat16" and not task.compared:
+        if self.config.compared_by_step and not task.compared:
             known_differences.append(
-                f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are"
+                f"{self.config.rounding}: strategy.reduce_dtype=float32 exchanges them as they are"
             )
         engine = None
         if axes.pipeline > 1:
@@ -331,7 +331,7 @@ class Hybrid:
         """Deals the parameters to the ranks of the sharding axis."""
         from paddle_dp.axes.sharding.zero import Zero
         from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out
-        from paddle_dp.exchange.roundings import comm_dtype_of
+        from paddle_dp.exchange.roundings import reduce_dtype_of
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
         leave_frozen_out(prepared.optimizer)
@@ -344,7 +344,7 @@ class Hybrid:
             self.config.sharding_stage,
             self.config.offload,
             self.config.prefetch,
-            comm_dtype_of(self.config.reduce_dtype, trained),
+            reduce_dtype_of(self.config.reduce_dtype, trained),
         )
 
     def _engine(self, stages: Any) -> Any:

@@ -29,7 +29,7 @@ def compressing(dtype):
         parameter = paddle.create_parameter([3], "float32")
         errors = Residuals([parameter])
         made.append(
-            (parameter, PushReduce(wire, [parameter], [[0, 1]], comm_dtype=dtype, residuals=errors), errors)
+            (parameter, PushReduce(wire, [parameter], [[0, 1]], reduce_dtype=dtype, residuals=errors), errors)
         )
     return made
 

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.exchange.roundings import Roundings, comm_dtype_of, rounds
+from paddle_dp.exchange.roundings import Roundings, is_narrower, reduce_dtype_of
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
 from paddle_dp.tensors import bytes_from, numbers_of
@@ -150,7 +150,7 @@ def test_what_is_noted_is_the_largest_loss() -> None:
 
 def test_float64_travels_as_it_is() -> None:
     wide, own = paddle.zeros([2], "float64"), paddle.zeros([2], "float32")
-    assert comm_dtype_of("bfloat16", [wide]) is None and comm_dtype_of("float32", [wide]) is None
-    assert comm_dtype_of("bfloat16", [own]) == "bfloat16"
-    assert comm_dtype_of("float32", [own]) is None and comm_dtype_of(None, [own]) is None
-    assert rounds("float32", "bfloat16") and not rounds("bfloat16", "float32")
+    assert reduce_dtype_of("bfloat16", [wide]) is None and reduce_dtype_of("float32", [wide]) is None
+    assert reduce_dtype_of("bfloat16", [own]) == "bfloat16"
+    assert reduce_dtype_of("float32", [own]) is None and reduce_dtype_of(None, [own]) is None
+    assert is_narrower("bfloat16", "float32") and not is_narrower("float32", "bfloat16")

@@ -186,8 +186,8 @@ class Broadcasts:
 
     `prefetch=0`: always in rounds. `coupled`: on another axis, ranks with tokens of other samples wait for each other
     within layers; a rank that leaves the order could deadlock with one that waits for it, so it raises UsageError.
-    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, the owner's too, and
-    the owner adds in float32.
+    `reduce_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, the owner's too,
+    and the owner adds in float32.
     """
 
     strict = True
@@ -200,12 +200,12 @@ class Broadcasts:
         owners: Sequence[int],
         prefetch: int,
         coupled: bool,
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
     ):
         """`owners`: a rank of the group for each parameter; `fetches`: a second group of the same ranks."""
         self._group, self._fetches, self._parameters, self._owners = group, fetches, parameters, owners
         self._is_local = [owner == group.rank for owner in owners]
-        self._prefetch, self._coupled, self._comm_dtype = prefetch, coupled, comm_dtype
+        self._prefetch, self._coupled, self._reduce_dtype = prefetch, coupled, reduce_dtype
         self._rounds = OwnerRounds(group, parameters, self._is_local, self._reduce, self._broadcast)
         self._requested: frozenset[int] = frozenset()  # by this rank, in the current round
         self._coming: defaultdict[int, deque[Callable[[], paddle.Tensor]]] = defaultdict(deque)
@@ -264,9 +264,9 @@ class Broadcasts:
         # Removed at the owner, too: backward may add to it before the reduce is done. (A view keeps the memory.)
         computed = self._parameters[index].grad
         gradient = computed.view(computed.shape)
-        if self._comm_dtype is not None:
-            roundings.note(self._parameters[index], gradient, self._comm_dtype)
-            gradient = as_dtype(gradient, self._comm_dtype)
+        if self._reduce_dtype is not None:
+            roundings.note(self._parameters[index], gradient, self._reduce_dtype)
+            gradient = as_dtype(gradient, self._reduce_dtype)
         self._parameters[index].clear_gradient(False)
         if follows:
             self._put(index, gradient, MAX_REDUCES_IN_FLIGHT)
@@ -294,12 +294,12 @@ class Broadcasts:
         self._reducing.append(self._reduced_at_owners(indices, gradients))
 
     def _reduced_at_owners(self, indices: Sequence[int], gradients: Sequence[paddle.Tensor]) -> Reducing:
-        return Reducing(self._chunk(indices), list(gradients), self._group, self._comm_dtype is not None)
+        return Reducing(self._chunk(indices), list(gradients), self._group, self._reduce_dtype is not None)
 
     def _zeros(self, index: int) -> paddle.Tensor:
         """Stands for a gradient that this rank has not computed."""
         parameter = self._parameters[index]
-        return paddle.zeros(parameter.shape, self._comm_dtype or parameter.dtype)
+        return paddle.zeros(parameter.shape, self._reduce_dtype or parameter.dtype)
 
     @paddle.no_grad()
     def _settle(self) -> None:
@@ -309,7 +309,7 @@ class Broadcasts:
 
     def _reduce_single(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
         """The sum where only this rank has a gradient."""
-        return gradient if self._comm_dtype is None else as_dtype(gradient, wide(self._parameters[index]))
+        return gradient if self._reduce_dtype is None else as_dtype(gradient, wide(self._parameters[index]))
 
     def _add(self, index: int, total: paddle.Tensor) -> None:
         """Adds a sum over all ranks to the sums of earlier micro-batches."""
@@ -362,7 +362,7 @@ class Broadcasts:
         gradient = self._waiting.pop(index, None)
         if gradient is None:
             gradient = self._zeros(index)
-        if self._comm_dtype is not None:
+        if self._reduce_dtype is not None:
             for _, total in self._reduced_at_owners([index], [gradient]).sums():
                 self._add(index, total)
             return

@@ -39,16 +39,16 @@ class Pull:
         group: Group,
         parameters: Sequence[paddle.Tensor],
         owners: Sequence[int],
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
     ):
-        """`owners`: a global rank for each parameter. `comm_dtype`: the dtype in which gradients travel."""
+        """`owners`: a global rank for each parameter. `reduce_dtype`: the dtype in which gradients travel."""
         self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
         self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
         self._reduce = PushReduce(
             Push("gradients", self.ranks, self._me),
             parameters,
             [[owner] for owner in owners],
-            comm_dtype=comm_dtype,
+            reduce_dtype=reduce_dtype,
         )
         self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: requested indices
         self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by index

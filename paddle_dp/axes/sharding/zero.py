@@ -59,7 +59,7 @@ class Zero:
 
     `placements` records the owner of every trainable parameter, and in stage 3 of every frozen one. `optimizer` then
     has only this rank's parameters, possibly none. In stage 3, `prefetch` is the number of chunks fetched ahead, and
-    `comm_dtype` the dtype in which gradients travel (None: native). Collective.
+    `reduce_dtype` the dtype in which gradients travel (None: native). Collective.
     """
 
     def __init__(  # noqa: PLR0913 - the placed objects, and four settings of the strategy
@@ -71,7 +71,7 @@ class Zero:
         stage: int,
         offload: bool = False,
         prefetch: int = 1,
-        comm_dtype: str | None = None,
+        reduce_dtype: str | None = None,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
         order = {id(parameter): index for index, parameter in enumerate(model.parameters())}
@@ -103,9 +103,9 @@ class Zero:
         self.stage3: Stage3 | None = None
         if stage == 3:
             lender = (
-                Pull(self.group, self.parameters, owners, comm_dtype)
+                Pull(self.group, self.parameters, owners, reduce_dtype)
                 if on_hosts
-                else self._broadcasts(hcg, prefetch, comm_dtype)
+                else self._broadcasts(hcg, prefetch, reduce_dtype)
             )
             owned_by = [self.owner(parameter) for parameter in self.parameters]
             self.stage3 = Stage3(model, self.parameters, owned_by, self.group, lender, prefetch)
@@ -152,7 +152,7 @@ class Zero:
         if not output.stop_gradient and self.stage3 is not None:
             output.register_hook(self.stage3.meet)
 
-    def _broadcasts(self, hcg: HCG, prefetch: int, comm_dtype: str | None) -> Broadcasts:
+    def _broadcasts(self, hcg: HCG, prefetch: int, reduce_dtype: str | None) -> Broadcasts:
         """The provider for an accelerator, with a separate process group. Collective."""
         fetches: Any = None
         for ranks in hcg.topology().get_comm_list("sharding"):  # all ranks make all groups
@@ -160,7 +160,7 @@ class Zero:
             fetches = group if dist.get_rank() in ranks else fetches
         owners = [self.owner(parameter) for parameter in self.parameters]
         coupled = hcg.get_sep_parallel_world_size() > 1
-        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled, comm_dtype)
+        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled, reduce_dtype)
 
 
 def _frozen(model: nn.Layer) -> list[paddle.Tensor]:
