@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "coming_from": (2450, "coming_from/*"),
     "mesh": (870, (
         "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py mesh/seed.py "
-        "mesh/host_mesh.py mesh/groups.py mesh/channels.py"
+        "mesh/engine.py"
     )),
     "host_comm": (750, "host_comm/* mesh/*"),
     "gloo": (1450, "gloo/*"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh.engine import refuse_several_tasks
 from paddle_dp.part import (
     Annotation,
     ErrorContext,
@@ -176,7 +178,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     )
     settings = replace(read_settings(Train, train_settings, OWNER), precision=train_precision)
     settings_of_loader = _loader_settings(loader)
-    mesh = join()
+    mesh = _joined()
     run_folder = agreed_folder(Path(resume_options.folder), mesh)
     chosen = [_read_named("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
     for callback in chosen:
@@ -310,6 +312,18 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
     if blocks or any(tables.values()):
         annotation = read_settings(Annotation, tables, ErrorContext(subject="Trainer.of"))
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
+
+
+def _joined() -> Mesh:
+    """Joins this process to its job. Raises UsageError in a script that an engine starts on several nodes without a
+    launcher: each would train alone."""
+    if "PADDLE_TRAINERS_NUM" not in os.environ:
+        refuse_several_tasks(
+            os.environ,
+            "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 if each is a job "
+            "of its own.",
+        )
+    return join()
 
 
 def _refuse_wrapped(model: Any) -> None:

@@ -111,13 +111,13 @@ def node_options(
 
     Raises UsageError for a number that is none, and for one that contradicts the engine.
     """
-    from paddle_dp.launch.nodes import engine
+    from paddle_dp.mesh.engine import allocated, refuse_several_tasks
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:
-        engine.refuse_without_nodes(os.environ)
+        refuse_several_tasks(os.environ, "give --nodes auto for one job, or --nodes 1 for a job on each.")
     elif most == "auto":
-        stated = engine.allocated(os.environ, master, node_rank)
+        stated = allocated(os.environ, master, node_rank)
         if stated.nodes == 1:
             if least.isdecimal() and int(least) > 1:
                 raise UsageError(f"--nodes {nodes}: {stated.engine} has given this job 1 node.")

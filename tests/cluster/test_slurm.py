@@ -78,7 +78,7 @@ def test_two_nodes_are_one_job(slurm: Run, right: dict[str, np.ndarray], tmp_pat
     out = tmp_path / "run"
     words = ("srun", "-N2", "--ntasks-per-node=1", "paddle-dp", "train", RECIPE, "--ranks", "1")
     refused = slurm(*words, "--output-dir", out, status=2).stderr
-    assert "Slurm has started this command on 2 nodes, and without --nodes each would train alone" in refused
+    assert "Slurm has started this command on 2 nodes, and each would work alone" in refused
     assert not out.exists()
     slurm(*words, "--nodes", "auto", "--output-dir", out, SLOW="0")
     assert len(losses(out)) == 300

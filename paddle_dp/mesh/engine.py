@@ -135,11 +135,11 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
     return replace(stated, master=master or stated.master)
 
 
-def refuse_without_nodes(env: Mapping[str, str]) -> None:
-    """Raises UsageError for a job without `--nodes` whose engine has started several tasks: each would train alone."""
+def refuse_several_tasks(env: Mapping[str, str], remedy: str) -> None:
+    """Raises UsageError if an engine has started this command several times, and it does not know of the others: each
+    would train alone, and write the same files. `remedy`: the advice at the end of the message."""
     stated = allocation(env)
     if stated is not None and stated.nodes > 1:
         raise UsageError(
-            f"{stated.engine} has started this command on {stated.nodes} nodes, and without --nodes each would train "
-            "alone: give --nodes auto for one job, or --nodes 1 for a job on each."
+            f"{stated.engine} has started this command on {stated.nodes} nodes, and each would work alone: {remedy}"
         )

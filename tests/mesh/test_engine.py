@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 
+from paddle_dp import Trainer
 from paddle_dp.cli.options import node_options
+from paddle_dp.cli.training import evaluate
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.nodes.engine import allocation, first_host
+from paddle_dp.mesh.engine import allocation, first_host
 
 SLURM = {
     "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-09,12],login", "SLURM_NODEID": "2",
@@ -84,7 +88,7 @@ def test_the_first_host_of_slurms_list(hosts, first):
          r"Slurm has started 10 tasks on 5 nodes, .*\(--ntasks-per-node=1\)"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (None, None, None),
          r"Open MPI has started 4 tasks on 1 node, .*--nodes 1 if each is a separate job"),
-        (SLURM, (None, None, None), r"on 5 nodes, and without --nodes each would train alone: give --nodes auto"),
+        (SLURM, (None, None, None), r"on 5 nodes, and each would work alone: give --nodes auto"),
         (VOLCANO, (None, None, None), r"Volcano has started this command on 2 nodes"),
         ({**VOLCANO, "VC_SERVER_HOSTS": "a,b"}, ("auto", None, None), r"Volcano names 2 lists of hosts"),
         ({**SLURM, "SLURM_NODEID": "?"}, ("auto", None, None), r"variables cannot be understood \(ValueError"),
@@ -109,3 +113,19 @@ def test_one_job_a_task_is_asked_for_explicitly_and_leftovers_say_nothing(option
     assert (
         allocation({"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}) is None
     )  # a batch script, before srun
+
+
+def test_evaluate_and_a_script_that_an_engine_starts_twice_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "recipe.yaml").write_text("")
+    with pytest.raises(UsageError, match="on 5 nodes, and each would work alone: start it once"):
+        evaluate(tmp_path)
+    monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
+    model = paddle.nn.Linear(2, 2)
+    with pytest.raises(
+        UsageError, match="each would work alone: start the script by `paddle-dp launch --nodes"
+    ):
+        Trainer.of(model=model, train=[([0.0, 0.0], 0)], loss="cross_entropy", batch=1, optimizer="sgd")
