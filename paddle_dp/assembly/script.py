@@ -24,7 +24,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.mesh.engine import refuse_several_tasks
+from paddle_dp.mesh.engine import refuse_parallel_tasks
 from paddle_dp.part import (
     Annotation,
     ErrorContext,
@@ -318,7 +318,7 @@ def _joined() -> Mesh:
     """Joins this process to its job. Raises UsageError in a script that an engine starts on several nodes without a
     launcher: each would train alone."""
     if "PADDLE_TRAINERS_NUM" not in os.environ:
-        refuse_several_tasks(
+        refuse_parallel_tasks(
             os.environ,
             "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 if each is a job "
             "of its own.",

@@ -111,11 +111,11 @@ def node_options(
 
     Raises UsageError for a number that is none, and for one that contradicts the engine.
     """
-    from paddle_dp.mesh.engine import allocated, refuse_several_tasks
+    from paddle_dp.mesh.engine import allocated, refuse_parallel_tasks
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:
-        refuse_several_tasks(os.environ, "give --nodes auto for one job, or --nodes 1 for a job on each.")
+        refuse_parallel_tasks(os.environ, "give --nodes auto for one job, or --nodes 1 for a job on each.")
     elif most == "auto":
         stated = allocated(os.environ, master, node_rank)
         if stated.nodes == 1:

@@ -135,7 +135,7 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
     return replace(stated, master=master or stated.master)
 
 
-def refuse_several_tasks(env: Mapping[str, str], remedy: str) -> None:
+def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
     """Raises UsageError if an engine has started this command several times, and it does not know of the others: each
     would train alone, and write the same files. `remedy`: the advice at the end of the message."""
     stated = allocation(env)
