@@ -30,7 +30,7 @@ class DocumentChain(Chain):
     """A chain for tokens int64 [n, t], each row of one document or, with `positions`, of several one after another.
 
     `positions`, int64 [n, t], begin with 0 at each document, and no token sees another document. The first block
-    returns them beside its output, and each following one receives them and passes them on, but the last.
+    returns them with its output, and each following one receives them and passes them on, but the last.
     """
 
     def forward(self, tokens: paddle.Tensor, positions: paddle.Tensor | None = None) -> paddle.Tensor:

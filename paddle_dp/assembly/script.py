@@ -320,8 +320,8 @@ def _joined() -> Mesh:
     if "PADDLE_TRAINERS_NUM" not in os.environ:
         refuse_parallel_tasks(
             os.environ,
-            "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 if each is a job "
-            "of its own.",
+            "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 if each is "
+            "a separate job.",
         )
     return join()
 

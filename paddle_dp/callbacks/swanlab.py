@@ -138,5 +138,5 @@ def remove_after(file: Path, step: int) -> frozenset[str]:
 def _next(reader: Any) -> bytes | None:
     try:
         return reader.scan()
-    except Exception:  # noqa: BLE001 - it asserts, or raises an error of its own
+    except Exception:  # noqa: BLE001 - it asserts, or raises its own kind of error
         return None

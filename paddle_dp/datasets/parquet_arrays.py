@@ -105,8 +105,8 @@ def _joined(columns: Sequence[Samples], names: Sequence[str], name: str) -> Arra
     for column, of_column in zip(columns, names, strict=True):
         if not isinstance(column, np.ndarray) or column.ndim > 2:
             raise DataError(
-                f"{name}: the lists of column {of_column} are nested or differ in length, so it cannot stand beside "
-                "other columns: read it alone, dataset.inputs"
+                f"{name}: the lists of column {of_column} are nested or differ in length, so it cannot be joined "
+                "with other columns: read it alone, dataset.inputs"
             )
         flat.append(column.reshape(len(column), -1))
     return np.concatenate(flat, axis=1)

@@ -71,8 +71,8 @@ class Trial:
         ranks = self.tried[0].planned.choice.degrees.ranks
         if ranks + self.load > self.cores + SPARE:
             yield (
-                f"not to be trusted: beside {plural(ranks, 'rank')} {digits(self.load)} processes wanted the "
-                f"{plural(self.cores, 'processor')} of this machine; try again when it is idle"
+                f"not to be trusted: while {plural(ranks, 'rank')} trained, {digits(self.load)} other processes wanted "
+                f"the {plural(self.cores, 'processor')} of this machine; try again when it is idle"
             )
 
     def _order(self) -> Iterator[str]:

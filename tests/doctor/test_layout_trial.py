@@ -69,7 +69,7 @@ def test_one_layout_has_no_order_and_a_busy_machine_is_said() -> None:
     assert sentences((1.0, 1.0))[1:] == ["no order was foretold: there is one layout"]
     assert sentences((1.0, 1.0), load=0.4) == sentences((1.0, 1.0))
     assert sentences((1.0, 1.0), load=3.0)[-1].startswith(
-        "not to be trusted: beside 2 ranks 3 processes wanted"
+        "not to be trusted: while 2 ranks trained, 3 other processes wanted"
     )
 
 
