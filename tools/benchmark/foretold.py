@@ -9,13 +9,14 @@ Steps are foretold by step_events.py, with no constant fitted to a step. It gets
 the seconds that a rank computes from one process that trains 1/ranks of the batch alone, and the link:
 
 namespaces  nodes are network namespaces on one switch, whose links `tc` shapes (namespaces.py; root is needed). The
-            rate of many bytes is measured through one socket from node to node. All nodes measure their compute at
-            once, for they share this machine's processors; with --node-flops they sleep instead.
+            rate of many bytes is measured through one socket from node to node. Each node is a device of --node-flops,
+            which sleeps: nodes share this machine's processors. With 0 it computes on them, all nodes at once.
 device      ranks on the simulated accelerator (tests/sim; g++ is needed). Its products take the time of a device of
             --flops, and sleep; its link has the rate that it is told.
 
 In both, a small all-reduce is measured: what an exchange takes beside its bytes.
 
+On both sides the quickest quarter of the steps counts: whatever else the machine does slows down the others.
 Rounds go through all layouts in turn, so that a busy minute is not one layout's; a row has the median of its rounds,
 their spread, and how many processes wanted a processor meanwhile. Exit status 1 if a threshold is missed: a step of
 100 ms or more at most 10 % off over namespaces, 7 % on the device; 3 if the machine was too busy to say.
@@ -48,7 +49,7 @@ from paddle_dp.plan.legal import layouts
 from paddle_dp.units import LinkSpeed
 from tests.sim.build import built
 from tests.sim.build import why_not as why_no_device
-from tools.benchmark.compute import variables
+from tools.benchmark.compute import quick, variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import BURST_BYTES, Cluster, cluster, why_not
 from tools.benchmark.overlap import windows
@@ -70,6 +71,7 @@ SPEEDS = {
 LIMITS = {"namespaces": 10.0, "device": 7.0}  # percent
 LEAST = 0.1  # seconds of a step that thresholds speak of
 FLOPS = 2e9  # of a simulated device: so slow that what Python takes on a shared core is a small part
+NODE_FLOPS = 5e9  # of a node: a fifth of a core's, so that two of them do not wait for each other's products
 LATENCY = 1e-4  # seconds of a simulated link's message
 DEVICE_STEPS = 12  # the first four do not count
 BUSY = 0.5  # processes beside ours that want a processor: with more, no verdict
@@ -221,7 +223,7 @@ class Namespaces(Site):
         self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int, flops: float
     ) -> None:
         super().__init__(links)
-        self.bench = Bench(box, folder, links, steps, flops)
+        self.bench = Bench(box, folder, links, steps, flops, typical=quick)
         self._links = {str(speed): self._probed(speed) for speed in links}
 
     def words(self, choice: Choice) -> list[str]:
@@ -295,7 +297,7 @@ class Device(Site):
                 overrides=[*choice.words, f"train.length={self._steps} steps"],
                 variables={**self.variables, **slow}, timeout=600,
             )  # fmt: skip
-            return statistics.median(windows(Path(folder, "run", "metrics.jsonl")))
+            return quick(windows(Path(folder, "run", "metrics.jsonl")))
 
 
 def measured(site: Site, wanted: Sequence[Choice], rounds: int, failed: list[str]) -> Iterator[Row]:
@@ -470,8 +472,8 @@ def arguments() -> argparse.Namespace:
         "--flops", type=float, default=FLOPS, help=f"of a simulated device (default {FLOPS:g})"
     )
     parser.add_argument(
-        "--node-flops", type=float, default=0.0,
-        help="each node is a device of so many FLOP/s, which sleeps (default: it computes on the processors)",
+        "--node-flops", type=float, default=NODE_FLOPS,
+        help=f"each node is a device of so many FLOP/s, which sleeps; 0: a processor (default {NODE_FLOPS:g})",
     )  # fmt: skip
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--png", type=Path, metavar="FILE")

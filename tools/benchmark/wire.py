@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -159,11 +159,18 @@ class Bench:
     """Jobs on one cluster, one after another."""
 
     def __init__(
-        self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int, flops: float = 0.0
+        self,
+        box: Cluster,
+        folder: Path,
+        links: Sequence[LinkSpeed],
+        steps: int,
+        flops: float = 0.0,
+        typical: Callable[[Iterable[float]], float] = statistics.median,
     ):
-        """`flops`: each rank is a device of so many FLOP/s, which sleeps (slow_device.py); 0: it is a processor."""
+        """`flops`: each rank is a device of so many FLOP/s, which sleeps (slow_device.py); 0: it is a processor.
+        `typical`: one number of a speed's times."""
         self.variables = {**variables(), **({VARIABLE: str(flops)} if flops else {})}
-        self.box, self.folder, self.links, self.steps = box, folder, links, steps
+        self.box, self.folder, self.links, self.steps, self.typical = box, folder, links, steps, typical
         self._port, self._computed = 9700, dict[Path, Compute]()
         self.failed: list[str] = []
 
@@ -338,7 +345,7 @@ class Bench:
             # is exchanged once more there. Over 8 steps of one server the rate was 8 % too low, over 32 it is 1.4 %.
             (first, before), (last, after) = counts[0], counts[-1]
             size = (after - before) / (last - first)
-        return [statistics.median(each) for each in took], size
+        return [self.typical(each) for each in took], size
 
 
 def steps_of(metrics: Path, processes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[int, float]]:
