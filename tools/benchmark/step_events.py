@@ -35,6 +35,8 @@ from paddle_dp.plan.sharded import travels
 STEPS = 4  # one after another, of which the last counts
 # Bytes of a bucket on accelerators (exchange.buckets): so many share all gradients, within these bounds.
 MIN_BUCKETS, SMALLEST, LARGEST = 32, 1 << 18, 25 << 20
+# Bytes in flight in stage 2: a fraction of all gradients, and bytes for each owner (exchange.bucketed_gradients).
+WAITING, MOST_WAITING = 4, 2 * LARGEST
 MOST = 30_000  # ranks × blocks × micro-batches: a few seconds
 # The ends of names of tables that tokens or positions look up.
 TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
@@ -248,13 +250,16 @@ class _RankScript:
             n: [w for w in distinct_weights(script.blocks, [n]) if not w.frozen] for n in own_blocks
         }
         self.owners = owned(distinct_weights(script.blocks, own_blocks), self.layout) if self.stage else {}
-        self.bucket_size = self._bucket_size()
+        total = sum(self._bytes(weight) for weights in self.weights.values() for weight in weights)
+        self.bucket_size = self._bucket_size(total)
+        self.most_in_flight = min(total / WAITING, MOST_WAITING * self.degrees.sharding)
         # In a pipeline all micro-batches fetch alike; else all later ones as the second.
         self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
         self.fetches = self._fetches(own_blocks)
         self.program: list[Op] = []
         self._buckets: dict[int, _Bucket] = {}
         self._sent: list[Key] = []  # exchanges of gradients of this step
+        self._in_flight: deque[tuple[Key, float]] = deque()  # buckets and their bytes, the oldest first
         self._shard_size = 0.0  # bytes of the shard's gradients that replicas add up after backward
         self._fetched: set[Key] = set()
         for step in range(STEPS):
@@ -304,6 +309,8 @@ class _RankScript:
             self._block(name, number, seconds)
             if not forward and (is_last or self.stage >= 2):
                 self._gradients(name, number)
+        if not forward and self.stage == 2:
+            self._send_rest(name)
         if (sent := self._handover(name, virtual_stage, after)) is not None:
             self._start(sent)
 
@@ -371,11 +378,10 @@ class _RankScript:
 
     # Gradients ------------------------------------------------------------------------------------------------------
 
-    def _bucket_size(self) -> float:
+    def _bucket_size(self, total: float) -> float:
         """Bytes from which on a bucket leaves: on CPUs each gradient is pushed by itself."""
         if not self.layout.accelerator:
             return 0.0
-        total = sum(self._bytes(weight) for weights in self.weights.values() for weight in weights)
         owners = self.degrees.sharding if self.stage else 1
         return min(max(total / MIN_BUCKETS / owners, SMALLEST), LARGEST)
 
@@ -403,8 +409,16 @@ class _RankScript:
         if self.stage:
             key = self._owners_exchange(key, {owner: size}, sends=False, stream=("owner", owner))
             self._send_gradients(key, size if owner == self.shard else 0.0)
+            if self.stage == 2 and self.layout.accelerator:
+                self._wait_for_the_oldest(key, size)
         elif len(self.replicas) > 1:
             self._send_gradients(self._all_reduce(key, size, "gradients"), 0.0)
+
+    def _wait_for_the_oldest(self, key: Key, size: float) -> None:
+        """Stage 2 keeps few gradients in flight (`exchange.bucketed_gradients`)."""
+        self._in_flight.append((key, size))
+        while sum(size for _, size in self._in_flight) > self.most_in_flight:
+            self.program.append(("wait", self._in_flight.popleft()[0]))
 
     def _send_gradients(self, key: Key, shard_size: float) -> None:
         self._start(key)
@@ -417,11 +431,14 @@ class _RankScript:
         flows = dict.fromkeys(self.replicas, (each, each))
         return self.script.add((key, self.replicas[0]), flows, stream, 2)
 
-    def _end_gradients(self, step: int) -> None:
-        """After backward: sends the rest, waits for all, and adds up the shard's sums of the replicas."""
+    def _send_rest(self, name: tuple[Any, ...]) -> None:
         for owner, bucket in sorted(self._buckets.items()):
             if bucket.size:
-                self._leave((step, "end"), owner, bucket)
+                self._leave(name, owner, bucket)
+
+    def _end_gradients(self, step: int) -> None:
+        """After backward: sends the rest, waits for all, and adds up the shard's sums of the replicas."""
+        self._send_rest((step, "end"))
         self.program += [("wait", key) for key in self._sent]
         if self._shard_size and len(self.replicas) > 1:
             size = self._shard_size / (self.script.micro_batches if self.stage >= 2 else 1)
@@ -429,6 +446,7 @@ class _RankScript:
             self._start(key)
             self.program.append(("wait", key))
         self._buckets, self._sent, self._shard_size = {}, [], 0.0
+        self._in_flight.clear()
 
     # ZeRO's parameters ----------------------------------------------------------------------------------------------
 
