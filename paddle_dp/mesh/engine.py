@@ -43,7 +43,8 @@ class Allocation:
             raise UsageError(
                 f"{self.engine} has started {self.tasks} tasks on {self.nodes} node{'s' * (self.nodes > 1)}, and "
                 "paddle-dp starts the ranks of a node itself (--ranks): ask for one task on each node "
-                f"({_TASK_OPTION.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job."
+                f"({_TASK_OPTION.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job "
+                "(in a script without a launcher: PADDLE_TRAINERS_NUM=1)."
             )
         if not 0 <= self.node_rank < self.nodes:
             raise ValueError(f"number {self.node_rank} of {self.nodes} nodes")
