@@ -114,7 +114,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "verbs": (1680, "verbs/* export/*"),
     "cluster": (350, "cluster/*"),
     "sweep": (1300, "sweep/*"),
-    "ray": (300, "ray/*"),
+    "ray": (450, "ray/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
     "assembly": (800, "assembly/* train/run.py"),
     "gallery": (450, "train/gallery.py callbacks/_gallery.py callbacks/samples.py"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paddle_dp.cli.options import OutputDir, RecipeFile, require
+
+if TYPE_CHECKING:
+    from paddle_dp.sweep.request import SweepPlan
+    from paddle_dp.sweep.trial import Executor
 
 
 def sweep(
@@ -43,6 +47,10 @@ def sweep(
         ),
     ] = "median",
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equal settings.")] = 0,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Trials on the machines of a Ray cluster that share this folder's path."),
+    ] = False,
     output_dir: OutputDir = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a sweep that was stopped or killed.")
@@ -59,6 +67,12 @@ def sweep(
 
     request = SweepRequest(
         recipe=recipe, texts=tuple(axes), folder=output_dir, trials=trials, jobs=jobs, ranks=ranks, score=score,
-        seed=seed, search=search, prune=prune, resume=resume,
+        seed=seed, search=search, prune=prune, resume=resume, elsewhere=ray,
     )  # fmt: skip
-    raise typer.Exit(run(request))
+    raise typer.Exit(run(request, _ray_executor if ray else None))
+
+
+def _ray_executor(plan: SweepPlan) -> Executor:
+    from paddle_dp.ray import RayExecutor
+
+    return RayExecutor(plan.request.ranks, plan.device == "cpu")

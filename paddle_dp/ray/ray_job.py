@@ -108,19 +108,12 @@ class RayJob:
         Raises UsageError for a recipe with mistakes, a layout that does not fit the ranks, or a cluster without room;
         InstallError without Ray.
         """
-        ray = _imported()
+        ray = imported("RayJob")
         recipe = read_recipe(self.recipe, self.settings)
         total = self.nodes * self.ranks_of_node
         recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
         folder = Path(self.output_dir or recipe.folder).absolute()
-        if not ray.is_initialized():
-            try:
-                ray.init(address="auto", log_to_driver=True)
-            except ConnectionError:
-                raise UsageError(
-                    "No Ray cluster is running here: `ray start --head` starts one, `ray start --address HOST:PORT` "
-                    "on another machine joins it."
-                ) from None
+        connect(ray)
         from ray.util import placement_group, remove_placement_group
 
         group = placement_group(
@@ -204,13 +197,35 @@ def _reply_of(ray: Any, run: Any, number: int) -> _Reply:
     return _Reply(status=status, cause=cause, replaced=replaced)
 
 
-def _imported() -> Any:
+def imported(user: str) -> Any:
+    """The package ray. Raises InstallError, with the name of its `user`, if it is not installed."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Ray leaves out lines that several nodes print
     try:
         import ray
     except ModuleNotFoundError:
-        raise InstallError("RayJob needs Ray: pip install 'paddle_dp[ray]', or pip install ray.") from None
+        raise InstallError(f"{user} needs Ray: pip install 'paddle_dp[ray]', or pip install ray.") from None
     return ray
+
+
+def connect(ray: Any) -> None:
+    """Connects this process to the cluster of this machine. Raises UsageError if there is none."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address="auto", log_to_driver=True)
+    except ConnectionError:
+        raise UsageError(
+            "No Ray cluster is running here: `ray start --head` starts one, `ray start --address HOST:PORT` "
+            "on another machine joins it."
+        ) from None
+
+
+def process_variables(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that an actor starts."""
+    variables = {**os.environ, **more}
+    if variables.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's word for an actor without GPUs
+        del variables["CUDA_VISIBLE_DEVICES"]
+    return variables
 
 
 class RayNode:
@@ -243,12 +258,9 @@ class RayNode:
             print(f"node {self.number}: its actor was lost, and is started again", flush=True)
         with suppress(OSError):
             os.chdir(self.folder)
-        variables = {**os.environ, **self.variables}
-        if variables.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's word for an actor without GPUs
-            del variables["CUDA_VISIBLE_DEVICES"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "paddle_dp", *arguments], env=variables, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **child_options(),
+            [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **child_options(),
         )  # fmt: skip
         self.process, began = process, time.time()
         if self.stopped:

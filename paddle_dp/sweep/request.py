@@ -38,7 +38,8 @@ _RESERVED = {
 class SweepRequest:
     """A recipe, its axes and settings, and how they are searched. `texts`: axes and settings as they were typed.
 
-    `ranks`: of each trial, `jobs` the trials at a time. `score` is "" for the recipe's `best`.
+    `ranks`: of each trial, `jobs` the trials at a time. `score` is "" for the recipe's `best`. `elsewhere`: trials
+    train on other machines, whose devices are not this one's.
     """
 
     recipe: Path
@@ -52,6 +53,7 @@ class SweepRequest:
     search: str = "tpe"
     prune: str = "median"
     resume: bool = False
+    elsewhere: bool = False
 
     def __post_init__(self) -> None:
         for option, number, least in (
@@ -67,7 +69,10 @@ class SweepRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """A request that was checked: its axes, the settings of all trials, the score and the sweep's folder."""
+    """A request that was checked: its axes, the settings of all trials, the score and the sweep's folder.
+
+    `device`: the recipe's train.device. `devices`: those of each slot on this machine.
+    """
 
     request: SweepRequest
     axes: tuple[Axis, ...]
@@ -75,6 +80,7 @@ class SweepPlan:
     score: str
     folder: Path
     threads: int
+    device: str
     devices: tuple[tuple[str, ...], ...] = ()
 
     @property
@@ -116,10 +122,11 @@ def planned(request: SweepRequest) -> SweepPlan:
             except UsageError as error:
                 raise UsageError(f"{' '.join(overrides(axes, chosen))}: {error}") from None
     folder = request.folder or recipe.folder.with_name(f"{recipe.folder.name}.sweep")
-    devices = _devices(request, machine) if kind != "cpu" else ()
+    devices = _devices(request, machine) if kind != "cpu" and not request.elsewhere else ()
     threads = max(1, cores() // (request.jobs * request.ranks))
     return SweepPlan(
-        request=request, axes=axes, settings=settings, score=score, folder=folder, threads=threads, devices=devices
+        request=request, axes=axes, settings=settings, score=score, folder=folder, threads=threads,
+        device=recipe.train.device, devices=devices,
     )  # fmt: skip
 
 

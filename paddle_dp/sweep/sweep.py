@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,18 +206,24 @@ def result(plan: SweepPlan, record: TrialRecord) -> str:
     )
 
 
-def run(request: SweepRequest) -> int:
+def run(request: SweepRequest, make_executor: Callable[[SweepPlan], Executor] | None = None) -> int:
     """Runs a sweep, shows its results, and returns the exit status: 0; 1 if no trial has a score; 75 if it was asked
-    to stop. Raises UsageError as `planned` does, and if the folder has another sweep."""
+    to stop. `make_executor`: makes the one that starts trials on other machines. Raises UsageError as `planned` does,
+    and if the folder has another sweep."""
     with steady_screen():
-        return _run(request)
+        return _run(request, make_executor)
 
 
-def _run(request: SweepRequest) -> int:
+def _run(request: SweepRequest, make_executor: Callable[[SweepPlan], Executor] | None) -> int:
     from paddle_dp.sweep.results import show
 
     environment = dict(os.environ)  # importing Paddle changes it
     plan = planned(request)
+    executor = (
+        make_executor(plan)
+        if make_executor
+        else LocalExecutor(environment=environment, threads=plan.threads, devices=plan.devices)
+    )
     open_folder(plan)
     search = SweepSearch(
         plan.folder, plan.axes, smaller=plan.smaller, seed=request.seed, method=request.search, pruner=request.prune
@@ -227,9 +234,7 @@ def _run(request: SweepRequest) -> int:
         f"{plural(trials, 'trial')}, {request.jobs} at a time, {plural(request.ranks, 'rank')} each · "
         f"{'smallest' if plan.smaller else 'largest'} {plan.score} · {plan.folder}"
     )
-    sweep = Sweep(
-        plan, search, LocalExecutor(environment=environment, threads=plan.threads, devices=plan.devices)
-    )
+    sweep = Sweep(plan, search, executor)
     with recorded_signals() as signals:
         sweep.run(signals)
     records = search.records()

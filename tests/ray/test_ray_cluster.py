@@ -153,3 +153,51 @@ def test_a_failure_comes_back_with_its_cause(tmp_path: Path, jobs: list[Job]) ->
     jobs.append(job)
     status, cause, _, _ = job.result()
     assert status == 1 and "NotFiniteError" in cause, job.log.read_text()
+
+
+# Starts two nodes of one processor each, and a sweep on them.
+SWEEP = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster()
+try:
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+    words = [sys.executable, "-m", "paddle_dp", "sweep", *sys.argv[1:], "--ray"]
+    status = subprocess.run(words, env={**os.environ, "RAY_ADDRESS": cluster.address}).returncode
+finally:
+    cluster.shutdown()
+sys.exit(status)
+"""
+
+
+def test_a_sweep_on_two_machines_has_the_scores_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    recipe = tmp_path / "digits.yaml"
+    recipe.write_text(
+        "{model: {use: mlp, inputs: 64, hidden: [16], classes: 10}, dataset: {use: digits}, loss: {use: cross_entropy},"
+        " optimizer: {use: adamw}, train: {length: 2 epochs, batch: 64}}"
+    )
+    words = [
+        str(recipe),
+        "schedule.learning_rate=[0.001, 0.003, 0.01, 0.03]",
+        "--search",
+        "random",
+        "--prune",
+        "none",
+    ]
+    words += ["--score", "acc1", "--jobs", "2", "--output-dir"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+                   "RAY_raylet_start_wait_time_s": "200", "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
+    trials = {}
+    for name, command in (("here", ["-m", "paddle_dp", "sweep"]), ("ray", ["-c", SWEEP])):
+        done = subprocess.run(
+            [sys.executable, *command, *words, str(tmp_path / name)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
+        trials[name] = sorted(line.rpartition(" (")[0] for line in lines if "acc1" in line)
+        assert len(trials[name]) == 4, done.stdout + done.stderr
+    assert trials["ray"] == trials["here"]

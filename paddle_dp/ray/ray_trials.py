@@ -1,0 +1,112 @@
+"""Trials of a sweep on a Ray cluster: an actor for each, wherever the cluster has room for its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.processes import child_options, descendants, kill_all
+from paddle_dp.ray.ray_job import connect, imported, process_variables
+
+LOST = 1  # exit status of a trial whose actor, or its machine, was lost
+
+
+class RayExecutor:
+    """Starts trials as actors: `sweep.trial.Executor`, whose sweep's folder has the same path on all machines.
+
+    Each takes as many GPUs of the cluster as it has `ranks`, or as many processors where the cluster has no GPUs or the
+    recipe trains on CPUs.
+    """
+
+    def __init__(self, ranks: int, cpu: bool) -> None:
+        self.ray = imported("paddle-dp sweep --ray")
+        connect(self.ray)
+        total = self.ray.cluster_resources()
+        self.gpus = 0 if cpu or not total.get("GPU") else ranks
+        kind, has = ("GPUs", total["GPU"]) if self.gpus else ("processors", total.get("CPU", 0))
+        if ranks > has:
+            raise UsageError(f"--ranks {ranks}: the Ray cluster has {has:g} {kind}; `ray status` shows them.")
+        self.options = {
+            "num_cpus": ranks,
+            "num_gpus": self.gpus,
+            "max_concurrency": 2,  # `run` blocks until the training is over, and `stop` must be heard
+        }
+
+    def start(self, arguments: Sequence[str], slot: int, screen: Path) -> RayTrial:
+        """Starts `paddle-dp ARGUMENTS` on a machine that has room; until one has, the trial waits."""
+        actor = self.ray.remote(TrialProcess).options(**self.options)
+        variables = {} if self.gpus else {"OMP_NUM_THREADS": "1"}
+        node = actor.remote(os.getcwd(), variables)
+        return RayTrial(self.ray, node, node.run.remote([*arguments], str(screen.absolute())), screen)
+
+
+class RayTrial:
+    """A training in an actor: `sweep.trial.RunningTrial`."""
+
+    def __init__(self, ray: Any, actor: Any, run: Any, screen: Path):
+        self.ray, self.actor, self.run, self.screen = ray, actor, run, screen
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        if self.status is None and self.ray.wait([self.run], timeout=0)[0]:
+            try:
+                self.status = int(self.ray.get(self.run))
+            except self.ray.exceptions.RayError as error:
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                self.screen.parent.mkdir(exist_ok=True)
+                with self.screen.open("a") as screen:
+                    screen.write(f"the trial's actor is lost: {reason}\n")
+                self.status = LOST
+            self._release()
+        return self.status
+
+    def stop(self) -> None:
+        self.actor.stop.remote(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.actor.stop.remote(signal.SIGKILL)
+
+    def _release(self) -> None:
+        """Gives its resources to the next trial."""
+        with suppress(Exception):  # it is dead already
+            self.ray.kill(self.actor)
+
+
+class TrialProcess:
+    """An actor: `paddle-dp` as a process, whose screen is a file of the sweep."""
+
+    def __init__(self, folder: str, variables: Mapping[str, str]):
+        self.folder, self.variables = folder, dict(variables)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.request = 0
+
+    def run(self, arguments: Sequence[str], screen: str) -> int:
+        """Trains to the end; returns the exit status."""
+        with suppress(OSError):
+            os.chdir(self.folder)
+        Path(screen).parent.mkdir(parents=True, exist_ok=True)
+        with Path(screen).open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **child_options(),
+            )  # fmt: skip
+        if self.request:  # it came before the process
+            self.stop(self.request)
+        return self.process.wait()
+
+    def stop(self, number: int) -> None:
+        """SIGTERM asks the training to save a checkpoint and end; SIGKILL ends it with all its processes."""
+        self.request, process = number, self.process
+        if process is None or process.poll() is not None:
+            return
+        if number == signal.SIGKILL:
+            kill_all(lambda: [*descendants(process.pid), process.pid] if process.poll() is None else [])
+        else:
+            process.send_signal(number)
