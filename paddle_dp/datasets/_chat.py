@@ -18,8 +18,10 @@ from paddle_dp.datasets._paths import MissingDataError
 from paddle_dp.errors import DataError, InstallError
 
 ROLES = ("system", "user", "assistant", "tool")
-UNWRITTEN = ("tools", "functions")
+UNWRITTEN = ("tools", "functions", "images", "videos", "audios")
 """Fields of a line, except the messages, that no template is given."""
+FURTHER = (*UNWRITTEN, "label", "system", "is_system", "context")
+"""Fields of a line that decide with the messages about what is written and learned."""
 Message = dict[str, Any]
 Turn = tuple[int, int]
 """First and last character of an assistant's turn in a conversation's text, as a slice."""
@@ -30,28 +32,71 @@ class WrongLineError(DataError):
     """A line is no conversation that can be learned from; the text is the reason, without the place."""
 
 
-def conversation(line: bytes | dict[str, Any], field: str) -> list[Message]:
-    """The messages of one line of a .jsonl file, or of a row of a table. Raises WrongLineError."""
+def conversation(line: bytes | dict[str, Any], field: str, answers: str | None = None) -> list[Message]:
+    """The messages of one line of a .jsonl file, or of a row of a table. With `answers`, the field of the answers,
+    `field` has the questions. Raises WrongLineError."""
     try:
         record = line if isinstance(line, dict) else json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WrongLineError(f"this line is not JSON: {error}. A .jsonl file has one object a line") from None
-    if not isinstance(record, dict) or field not in record:
-        names = (", ".join(record) or "no fields") if isinstance(record, dict) else type(record).__name__
-        raise WrongLineError(
-            f"there is no field '{field}' with the messages: it has {names}. Name the one that is: dataset.field=…"
-        )
-    messages = record[field]
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise WrongLineError(f'\'{field}\' is no list of objects such as {{"role": "user", "content": "…"}}')
+    fields = {field: "messages"} if answers is None else {field: "questions", answers: "answers"}
+    for name, content in fields.items():
+        if not isinstance(record, dict) or name not in record:
+            names = (", ".join(record) or "no fields") if isinstance(record, dict) else type(record).__name__
+            key = "answers" if name == answers else "field"
+            pair = isinstance(record, dict) and answers is None and {"src", "tgt"} <= record.keys()
+            hint = "dataset.field=src dataset.answers=tgt" if pair else f"dataset.{key}=…"
+            raise WrongLineError(
+                f"there is no field '{name}' with the {content}: it has {names}. Name the one that is: {hint}"
+            )
     for key in UNWRITTEN:
         if record.get(key):
             raise WrongLineError(f"'{key}' are not written into the text: leave them out, or into a message")
+    messages = record[field] if answers is None else _paired(record, field, answers)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise WrongLineError(f'\'{field}\' is no list of objects such as {{"role": "user", "content": "…"}}')
     for number, message in enumerate(messages, 1):
         _check_message(message, f"message {number}")
+    if isinstance(label := record.get("label"), list) and all(each in (0, 1) for each in label):
+        messages = _weighed(messages, label[record.get("is_system") == 1 and answers is not None :])
     if not any(map(is_learned, messages)):
         raise WrongLineError("there is no turn of the assistant to learn: remove the line")
     return messages
+
+
+def _paired(record: dict[str, Any], field: str, answers: str) -> list[Message]:
+    """The messages of questions and answers in two fields, each a text or a list of as many, as PaddleNLP has them in
+    `src` and `tgt`. `system` stands before them; with `is_system` 1 the first question does, without its answer."""
+    both = [[texts] if isinstance(texts := record[name], str) else texts for name in (field, answers)]
+    for name, texts in zip((field, answers), both, strict=True):
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise WrongLineError(f"'{name}' is no text, and no list of texts")
+    questions, replies = both
+    if len(questions) != len(replies):
+        raise WrongLineError(
+            f"'{field}' has {len(questions)} texts and '{answers}' {len(replies)}: each question needs an answer"
+        )
+    if record.get("context"):
+        raise WrongLineError(
+            "'context' is not written into the text: write it into system, or into a question"
+        )
+    system = record.get("system") or ""
+    if record.get("is_system") == 1:
+        system, questions, replies = (questions or [""])[0], questions[1:], replies[1:]
+    pairs = zip(questions, replies, strict=True)
+    turns = [(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return [
+        {"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns
+    ]
+
+
+def _weighed(messages: list[Message], label: list[int]) -> list[Message]:
+    """The messages, with weight 0 for the answers whose number in `label` is 0."""
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(answers) != len(label):
+        raise WrongLineError(f"'label' has {len(label)} numbers, and there are {len(answers)} answers")
+    silent = {number for number, weight in zip(answers, label, strict=True) if not weight}
+    return [{**message, "weight": 0} if n in silent else message for n, message in enumerate(messages)]
 
 
 def is_learned(message: Message) -> bool:

@@ -87,6 +87,18 @@ class BestFit:
         return np.insert(documents, self._lasts, PADDING), np.insert(counts, self._lasts, self.length - used)
 
 
+class Alone:
+    """Each document in a window of its own, padded at the end."""
+
+    def __init__(self, inputs: Array, length: int):
+        self.inputs, self.length, self.windows = inputs, length, len(inputs)
+
+    def __call__(self, draws: Array) -> Layout:
+        documents = np.arange(self.windows)
+        order = np.stack([documents, np.full(self.windows, PADDING)], axis=1)
+        return order.ravel(), np.stack([self.inputs, self.length - self.inputs], axis=1).ravel()
+
+
 class Epoch:
     """The windows of one epoch: {"tokens", "positions"} int64 [length] each, and targets int64 [length]."""
 

@@ -51,8 +51,9 @@ _LOOKED_AT = 1 << 13  # bytes of a file that are searched for a zero byte, which
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
-def text_files(path: str | None) -> list[Named]:
-    """The files of `path` (a folder, a file or a glob) sorted by name; without a path, Python's standard library."""
+def text_files(path: str | None, has_lines: bool = False) -> list[Named]:
+    """The files of `path` (a folder, a file or a glob) sorted by name; without a path, Python's standard library.
+    `has_lines`: whether each line is parsed, so that a .json file may be one of them."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = _below(root, ".py", _NOT_SOURCE)
@@ -70,7 +71,8 @@ def text_files(path: str | None) -> list[Named]:
     if not files:
         raise MissingDataError(f"dataset.path: {path} holds no files")
     for _, file in files:
-        _refuse_container(file, file.suffix.lower(), glob_of=path)
+        if not (has_lines and file.suffix.lower() == ".json"):
+            _refuse_container(file, file.suffix.lower(), glob_of=path)
     return files
 
 
@@ -114,18 +116,18 @@ def documents(file: Path, field: str, span: Span = (0.0, 1.0)) -> Iterator[bytes
 def numbered(
     file: Path, field: str, span: Span, further: Sequence[str] = ()
 ) -> Iterator[tuple[str, bytes | dict[str, Any]]]:
-    """Yields ("file:number", line) of a part of a .jsonl file, lines that are empty left out, or ("file:number", row)
-    of a .parquet file: the columns `field` and `further`, as far as they exist. Raises MissingDataError for another
-    file."""
+    """Yields ("file:number", line) of a part of a .jsonl file, or of a .json file with an object a line, lines that are
+    empty left out, or ("file:number", row) of a .parquet file: the columns `field` and `further`, as far as they exist.
+    Raises MissingDataError for another file."""
     if is_parquet(file):
         yield from ((f"{file}:{number}", record) for number, record in records(file, field, span, further))
         return
-    if not _holds_lines(file):
+    if not _holds_lines(file) and file.suffix.lower() != ".json":
         raise MissingDataError(
             f"dataset.path: {file} is no .jsonl file, with an object a line, and no .parquet file: name one, or a "
             "glob, dataset.path='data/**/*.jsonl'."
         )
-    lines = list(_lines(_text(file)))
+    lines = list(_lines(_text(file, has_lines=True)))
     start, stop = (round(share * len(lines)) for share in span)
     yield from ((f"{file}:{number}", line) for number, line in lines[start:stop])
 
@@ -135,9 +137,11 @@ def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in lines if line.strip())
 
 
-def _text(file: Path) -> bytes:
-    """The content of a file. Raises MissingDataError if it is no text."""
-    _refuse_container(file, file.suffix.lower())
+def _text(file: Path, has_lines: bool = False) -> bytes:
+    """The content of a file; with `has_lines` of one whose lines are parsed. Raises MissingDataError if it is no
+    text."""
+    if not has_lines:
+        _refuse_container(file, file.suffix.lower())
     text = file.read_bytes()
     for beginning, kind in _BEGINNINGS.items():
         if text.startswith(beginning):

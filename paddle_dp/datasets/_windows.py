@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
+from paddle_dp.datasets._paths import MissingDataError
 from paddle_dp.datasets._texts import Span
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
@@ -66,12 +67,17 @@ class Windows:
 class TextConfig:
     """The text files and their tokenization."""
 
+    has_lines: ClassVar[bool] = False  # whether each line is parsed, so that a .json file may have them
+
     path: str | None = None
     """A folder, a file or a glob: of texts, of .jsonl files with a document a line, or of .parquet files with a
     document a row. Other tables, and archives, are refused."""
 
     field: str = "text"
     """The field of a .jsonl line, or the column of a .parquet file, that is its text."""
+
+    test: str | None = None
+    """A folder, file or glob of the test split, in place of `held_out`."""
 
     limit: Bytes | None = None
     """Read the first files, in the order of their names, up to this much text."""
@@ -141,14 +147,21 @@ class TextConfig:
                 window = tokens[start : start + self.length + 1]
                 yield window[:-1], window[1:]
 
-    def named_files(self) -> list[_texts.Named]:
-        """All files, up to `limit`."""
-        files = _texts.text_files(self.path)
-        return _texts.first_bytes(files, self.limit.count) if self.limit else files
+    def named_files(self, split: str = "train") -> list[_texts.Named]:
+        """All files, up to `limit`; of the split `test` those of `test`, if it is set."""
+        if split == "train" or self.test is None:
+            files = _texts.text_files(self.path, self.has_lines)
+            return _texts.first_bytes(files, self.limit.count) if self.limit else files
+        try:
+            return _texts.text_files(self.test, self.has_lines)
+        except MissingDataError as error:
+            raise MissingDataError(str(error).replace("dataset.path", "dataset.test")) from None
 
     def _texts(self, split: str) -> tuple[tuple[Path, ...], Span]:
         """The files of a split, and the part of each to read."""
-        files = self.named_files()
+        files = self.named_files(split)
+        if self.test is not None:
+            return tuple(file for _, file in files), (0.0, 1.0)
         if len(files) == 1:
             span = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
             return (files[0][1],), span

@@ -1,4 +1,4 @@
-"""Conversations in .jsonl or .parquet files, whole, packed into windows; only answers are learned. For gpt, llama."""
+"""Conversations in .jsonl or .parquet files, whole, in windows; only answers are learned. For gpt and llama."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
-from paddle_dp.datasets._chat import UNWRITTEN, Template, WrongLineError, conversation, template_of
-from paddle_dp.datasets._packing import BestFit, Documents, Packed
+from paddle_dp.datasets._chat import FURTHER, Template, WrongLineError, conversation, template_of
+from paddle_dp.datasets._packing import Alone, BestFit, Documents, Packed
 from paddle_dp.datasets._paths import MissingDataError, existing_path
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.datasets._windows import TextConfig
-from paddle_dp.units import Fraction
+from paddle_dp.units import Probability
 
-_VERSION = 1  # of the arrays in the cache
+_VERSION = 2  # of the arrays in the cache
 
 
 class Conversations(Packed):
@@ -50,31 +50,45 @@ class Config(TextConfig):
     assistant count, with the special token that ends each; the loss needs `ignore_index: -100`."""
 
     masks_documents: ClassVar[bool] = True  # a model's attention gets a mask
+    has_lines: ClassVar[bool] = True
 
     field: str = "messages"
-    """The field of a .jsonl line, or the column of a .parquet file, that is its list of {role, content}."""
+    """The field of a line, or the column of a .parquet file, that is its list of {role, content}."""
 
-    held_out: Fraction = 0.05
+    answers: str | None = None
+    """The field of the answers, where `field` has the questions: a text, or a list of as many. Data of PaddleNLP have
+    `field: src, answers: tgt`."""
+
+    held_out: Probability = 0.05
     """Share of the different conversations kept for the test split, chosen by their texts: equal ones are in one
     split, and new lines move few others."""
 
-    longer: Literal["cut", "refuse"] = "cut"
-    """`cut`: of a conversation with more than `length` tokens to predict the first ones are read, and one without an
-    answer in them is left out. `refuse`: it is an error."""
+    packing: bool = True
+    """Whether conversations share windows. false: each has a window of its own, so `train.batch` counts
+    conversations."""
 
-    def build(self, split: str) -> Conversations:
+    longer: Literal["cut", "leave_out", "refuse"] = "cut"
+    """`cut`: of a conversation with more than `length` tokens to predict the first ones are read, and one without an
+    answer in them is left out. `leave_out`: it is not read. `refuse`: it is an error."""
+
+    def build(self, split: str) -> Conversations | None:
         """Inputs {"tokens", "positions"} int64 [length] each, targets int64 [length], -100 where none counts. Every
-        conversation is in one window of each epoch."""
+        conversation is in one window of each epoch. None for the test split of `held_out` 0."""
         existing_path(
             self.path and ".", "a .jsonl file with a conversation a line, a folder of them, or a glob"
         )
+        is_test = checked_split(split) == "test"
+        if is_test and not self.held_out and self.test is None:
+            return None
         template, by = template_of(self.tokenizer), tokenizer(self.tokenizer)
-        files = tuple(file for _, file in self.named_files())
-        encode = partial(_encode, files, by, self.field, template)
-        settings = (_VERSION, by.identity, template.identity)
+        files = tuple(file for _, file in self.named_files(split))
+        encode = partial(_encode, files, by, self.field, self.answers, template)
+        settings = (_VERSION, by.identity, template.identity, self.field, self.answers)
         tokens, ends, learned, hashes = self.encoded(files, encode, 4, *settings)
         documents = Documents.until(ends, tokens, learned)
-        chosen = _is_test(hashes, self.held_out) == (checked_split(split) == "test")
+        chosen = np.full(len(hashes), True)
+        if self.test is None:
+            chosen = _is_test(hashes, self.held_out) == is_test
         if not chosen.any():
             raise MissingDataError(
                 f"dataset.path: all conversations of {self.path} are equal, so none can be held out for the test split"
@@ -82,13 +96,13 @@ class Config(TextConfig):
         documents = replace(documents, begins=documents.begins[chosen], inputs=documents.inputs[chosen])
         count = int(documents.inputs.sum())
         documents = self._fitting(documents, split)
-        arrange = BestFit(documents.inputs, self.length)
-        data = Conversations(documents, arrange, self.length, by, split == "test")
+        arrange = (BestFit if self.packing else Alone)(documents.inputs, self.length)
+        data = Conversations(documents, arrange, self.length, by, is_test)
         data.template = template
         return self.filled(data, split, count, files)
 
     def _fitting(self, documents: Documents, split: str) -> Documents:
-        """The documents, cut to a window. Prints how many are."""
+        """The documents, cut to a window or without the longer ones. Prints how many are."""
         long = np.flatnonzero(documents.inputs > self.length)
         if not len(long):
             return documents
@@ -101,20 +115,23 @@ class Config(TextConfig):
                 "model.length, or set dataset.longer=cut."
             )
         assert documents.learned is not None
-        unlearned = [
-            index
-            for index, begin in zip(long, documents.begins[long] + 1, strict=True)
-            if not documents.learned[begin : begin + self.length].any()
-        ]
-        print(
-            f"chat: {lengths} and are cut; {len(unlearned)} of them are left out: no answer begins there",
-            flush=True,
-        )
-        read = np.setdiff1d(np.arange(len(documents.inputs)), unlearned)
+        unread = long.tolist()
+        if self.longer == "leave_out":
+            print(f"chat: {lengths} and are left out", flush=True)
+        else:
+            unread = [
+                index
+                for index, begin in zip(long, documents.begins[long] + 1, strict=True)
+                if not documents.learned[begin : begin + self.length].any()
+            ]
+            left_out = f"{len(unread)} of them are left out: no answer begins there"
+            print(f"chat: {lengths} and are cut; {left_out}", flush=True)
+        read = np.setdiff1d(np.arange(len(documents.inputs)), unread)
         if not len(read):
+            fit = "fits into" if self.longer == "leave_out" else "has an answer in its first"
             raise MissingDataError(
-                f"dataset.length: none of the {len(long)} conversations of the {split} split has an answer in its "
-                f"first {self.length} tokens: raise it, and model.length."
+                f"dataset.length: none of the {len(long)} conversations of the {split} split {fit} "
+                f"{self.length} tokens: raise it, and model.length."
             )
         inputs = np.minimum(documents.inputs, self.length)
         return replace(documents, begins=documents.begins[read], inputs=inputs[read])
@@ -128,18 +145,17 @@ def _is_test(hashes: Array, fraction: float) -> Array:
 
 
 def _encode(
-    files: tuple[Path, ...], by: Tokenizer, field: str, template: Template
+    files: tuple[Path, ...], by: Tokenizer, field: str, answers: str | None, template: Template
 ) -> tuple[Array, Array, Array, Array]:
     """The tokens of all conversations in the files' order, the number of tokens up to each one's end, whether a token
     is learned, and a hash uint64 of each one's text. Raises MissingDataError that names the first wrong line and the
     number of others."""
     tokens, learned, wrong = [np.zeros(0, kind(by.vocab))], [np.zeros(0, bool)], list[str]()
     hashes: list[int] = []
-    for label, line in (
-        each for file in files for each in _texts.numbered(file, field, (0.0, 1.0), UNWRITTEN)
-    ):
+    columns = FURTHER if answers is None else (answers, *FURTHER)
+    for label, line in (each for file in files for each in _texts.numbered(file, field, (0.0, 1.0), columns)):
         try:
-            text, turns = template.write(conversation(line, field))
+            text, turns = template.write(conversation(line, field, answers))
             pieces, slices = by.encode_with_slices(text)
             counts = np.zeros(len(pieces), bool)
             for start, stop in turns:

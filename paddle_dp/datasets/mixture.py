@@ -1,4 +1,4 @@
-"""Several data sets with weights: exact after any number of samples, and the same on any number of ranks.
+"""Several data sets by weights or sizes: exact after any number of samples, and the same on any number of ranks.
 
 Held-out samples are the data sets' held-out samples, all of them, one data set after the other, without weights.
 """
@@ -25,18 +25,19 @@ _EXAMPLE = "[{use: text_files, path: a, weight: 7}, {use: text_files, path: b, w
 
 @dataclass(frozen=True, kw_only=True)
 class SourceWeight:
-    """The further key of each data set of a mixture."""
+    """The further key of each data set of a mixture. None for all: their sizes."""
 
-    weight: AboveZero
+    weight: AboveZero | None = None
 
 
 @dataclass(frozen=True)
 class WeightedSource:
-    """A data set of a mixture with its weight. `key`: where the recipe has it, "dataset.sources.0"."""
+    """A data set of a mixture with its weight, None for its size. `key`: where the recipe has it,
+    "dataset.sources.0"."""
 
     key: str
     dataset: Part
-    weight: float
+    weight: float | None
 
     def build(self, split: str) -> Any:
         """The data set. Raises DataError or UsageError with its key in the recipe."""
@@ -71,6 +72,11 @@ class WeightedSource:
             raise UsageError(f"{self.name}, {split} split, {reason}")
 
 
+def _size(dataset: Any) -> int:
+    """The samples of an epoch of a data set."""
+    return len(dataset.epoch_order(0, 0) if hasattr(dataset, "epoch_order") else dataset)
+
+
 def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
     context = info.context or {}
     key = ".".join(filter(None, [context.get("prefix", ""), "sources"]))
@@ -85,7 +91,7 @@ def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
         weights = (
             {"weight": settings.pop("weight")} if isinstance(settings, dict) and "weight" in settings else {}
         )
-        weight, dataset = None, None
+        weight, dataset, is_weight = None, None, False
         try:
             dataset = read_part(
                 "datasets", settings, prefix, context.get("home"), tries=context.get("tries", True)
@@ -93,14 +99,19 @@ def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
         except RecipeError as error:
             mistakes += [_within(number, mistake) for mistake in error.mistakes]
         try:
-            weight = read_settings(SourceWeight, weights, owner).weight
+            weight, is_weight = read_settings(SourceWeight, weights, owner).weight, True
         except RecipeError as error:
             mistakes += [_within(number, mistake) for mistake in error.mistakes]
         if dataset is not None and dataset.reading != "each":
             text = f"{prefix}.reading: one data set of a mixture cannot be scattered: leave it out"
             mistakes.append(Mistake(where="", message=text, path=(number, "reading")))
-        if dataset is not None and weight is not None:
+        if dataset is not None and is_weight:
             sources.append(WeightedSource(prefix, dataset, weight))
+    with_weight = [source.weight is not None for source in sources]
+    if not mistakes and any(with_weight) and not all(with_weight):
+        number = with_weight.index(False)
+        text = f"{sources[number].key} needs 'weight', as other data sets have one; without any, sizes decide"
+        mistakes.append(Mistake(where="", message=text, path=(number, "weight")))
     if mistakes:
         raise RecipeError(mistakes)
     return tuple(sources)
@@ -112,13 +123,17 @@ def _within(number: int, mistake: Mistake) -> Mistake:
 
 def _written(sources: Iterable[WeightedSource]) -> list[dict[str, Any]]:
     settings = [{**source.dataset.settings, "weight": source.weight} for source in sources]
-    return [{key: value for key, value in each.items() if key != "reading"} for each in settings]
+    return [{key: value for key, value in each.items() if _is_written(key, value)} for each in settings]
+
+
+def _is_written(key: str, value: Any) -> bool:
+    return key != "reading" and (key, value) != ("weight", None)
 
 
 _SCHEMA = {
     "type": "array", "minItems": 1,
     "items": {
-        "type": "object", "required": ["use", "weight"],
+        "type": "object", "required": ["use"],
         "properties": {"use": {"type": "string"}, "weight": {"type": "number", "exclusiveMinimum": 0}},
     },
 }  # fmt: skip
@@ -136,7 +151,7 @@ class Config:
     sources: Sources
     """The data sets, parts with a `weight` each:
     `[{use: text_files, path: a, weight: 7}, {use: text_files, path: b, weight: 3}]`. Weights are relative: 0.7 and 0.3
-    mean the same."""
+    mean the same. Without any weight an epoch has each sample once."""
 
     epoch: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"
     """An epoch ends when each data set has given all its samples, and smaller ones some again; or when the first one
@@ -159,9 +174,10 @@ class Config:
             return Concatenated(datasets) if datasets else None
         if absent := [name for name in built if name not in datasets]:
             raise UsageError(f"{absent[0]} has no training data: its train split is None")
-        return InterleavedSamples(
-            datasets, [source.weight for source in self.sources], self.epoch, self.samples
-        )
+        weights = [source.weight for source in self.sources if source.weight is not None]
+        sizes = [_size(dataset) for dataset in datasets.values()]
+        samples = self.samples or (None if weights else sum(sizes))
+        return InterleavedSamples(datasets, weights or sizes, self.epoch, samples)
 
     def read_file(self, path: Path) -> Any:
         """The file's samples as the first data set reads them, for `predict`."""

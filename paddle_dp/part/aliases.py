@@ -272,7 +272,7 @@ FOREIGN |= {row.name: row for row in _aliases()}
 PARTS = {
     "losses": {
         "mse": "mean_squared_error", "mse_loss": "mean_squared_error", "l2": "mean_squared_error",
-        "bce": "binary_cross_entropy", "bce_with_logits": "binary_cross_entropy",
+        "asl": "asymmetric", "bce": "binary_cross_entropy", "bce_with_logits": "binary_cross_entropy",
         "ce": "cross_entropy", "celoss": "cross_entropy", "nll": "cross_entropy", "softmax": "cross_entropy",
         "infonce": "contrastive", "arcface": "margin_softmax", "cosface": "margin_softmax",
     },

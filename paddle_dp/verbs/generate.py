@@ -36,6 +36,8 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
     model, dataset = learner.model, recipe.dataset.build("test")
+    if dataset is None:  # nothing is held out
+        dataset = recipe.dataset.build("train")
     tokenizer = dataset.tokenizer if isinstance(dataset, Tokenized) else None
     if not isinstance(model, Generates) or tokenizer is None:
         raise UsageError(

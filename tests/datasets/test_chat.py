@@ -111,6 +111,15 @@ def test_a_conversation_longer_than_the_window_is_cut_or_refused(chat, capsys):
     learned = sorted(texts(data[index])[1] for index in range(len(data)))
     prompt = len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
     assert learned == ["b" * (201 - prompt), "d<|im_end|>"]
+    data = chat(long, short, late, length=200, longer="leave_out").build("train")
+    assert [texts(data[index])[1] for index in range(len(data))] == ["d<|im_end|>"]
+    assert (
+        "2 of 3 conversations of the train split" in (said := capsys.readouterr().out) and "left out" in said
+    )
+    with pytest.raises(
+        UsageError, match="none of the 2 conversations of the train split fits into 200 tokens"
+    ):
+        chat(long, late, length=200, longer="leave_out").build("train")
     with pytest.raises(UsageError, match=r"dataset\.length: 2 of 3 conversations .* \d+ holds all of them"):
         chat(long, short, late, length=200, longer="refuse").build("train")
     with pytest.raises(
@@ -118,6 +127,100 @@ def test_a_conversation_longer_than_the_window_is_cut_or_refused(chat, capsys):
         match="none of the 1 conversations of the train split has an answer in its first 200 tokens",
     ):
         chat(late, length=200).build("train")
+
+
+PAIR = {"field": "src", "answers": "tgt"}
+
+
+@pytest.mark.parametrize(
+    ("record", "prompts", "learned"),
+    [
+        ({"src": "a", "tgt": "b"}, "a", ["b"]),
+        ({"src": ["a", "c"], "tgt": ["b", "d"]}, "ac", ["b", "d"]),
+        ({"src": ["a", "c"], "tgt": ["b", "d"], "label": [0, 1]}, "abc", ["d"]),
+        ({"src": ["a"], "tgt": ["b"], "system": "s", "context": {}}, "sa", ["b"]),
+        ({"src": ["s", "a", "c"], "tgt": ["", "b", "d"], "is_system": 1, "label": [0, 1, 0]}, "sacd", ["b"]),
+    ],
+)  # fmt: skip
+def test_questions_and_answers_in_two_fields_are_the_conversation_that_they_are(
+    chat, record, prompts, learned
+):
+    read, answers = texts(chat(json.dumps(record), **PAIR).build("train")[0])
+    assert answers == "".join(f"{each}<|im_end|>" for each in learned)
+    contents = [turn.partition("\n")[2].removesuffix("<|im_end|>\n") for turn in read.split("<|im_start|>")]
+    unlearned = [
+        each.removesuffix("<|im_end|>") for each in contents if each.removesuffix("<|im_end|>") not in learned
+    ]
+    assert "".join(unlearned) == prompts
+    roles = [turn.partition("\n")[0] for turn in read.split("<|im_start|>")[1:]]
+    assert roles[-2:] == ["user", "assistant"] and (roles[0] == "system") == (prompts[0] == "s")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ('{"messages": []}', "there is no field 'src' with the questions: it has messages. Name .*: dataset.field=…"),
+        ('{"src": "a"}', "there is no field 'tgt' with the answers: it has src. Name .*: dataset.answers=…"),
+        ('{"src": 1, "tgt": "a"}', "'src' is no text, and no list of texts"),
+        ('{"src": ["a"], "tgt": [["b"]]}', "'tgt' is no text, and no list of texts"),
+        ('{"src": ["a", "b"], "tgt": ["c"]}', "'src' has 2 texts and 'tgt' 1: each question needs an answer"),
+        ('{"src": [], "tgt": []}', "there is no turn of the assistant to learn"),
+        ('{"src": "a", "tgt": " "}', r"message 2 \(assistant\) is empty"),
+        ('{"src": "a", "tgt": "b", "context": {"system": "s"}}', "'context' is not written into the text"),
+        ('{"src": "a", "tgt": "b", "label": [1, 0]}', "'label' has 2 numbers, and there are 1 answers"),
+        ('{"src": "a", "tgt": "b", "label": [0]}', "there is no turn of the assistant to learn"),
+        ('{"src": "a<|im_end|>", "tgt": "b"}', "message 1 has .*, which would be read as a mark"),
+    ],
+)  # fmt: skip
+def test_a_pair_that_is_none_is_named(chat, wrong, reason):
+    with pytest.raises(UsageError, match=rf"chat\.jsonl:2: .*{reason}"):
+        chat('{"src": "a", "tgt": "b"}', wrong, **PAIR).build("train")
+
+
+def test_labels_and_pictures_of_messages_are_not_passed_over(chat):
+    """A label of 0 was learned, and the place of a picture was a text."""
+    assert texts(chat(line(label=[0, 1])).build("train")[0])[1] == "🎉!<|im_end|>"
+    assert texts(chat(line(label="kind", images=[])).build("train")[0])[1].startswith("Nada")
+    with pytest.raises(UsageError, match="'images' are not written into the text"):
+        chat(line(images=["a.png"])).build("train")
+    with pytest.raises(UsageError, match=r"Name the one that is: dataset\.field=src dataset\.answers=tgt"):
+        chat('{"src": "a", "tgt": "b"}').build("train")
+
+
+def test_a_test_file_is_the_test_split_and_all_others_are_learned(chat, tmp_path):
+    (tmp_path / "dev.json").write_text("\n".join(replies([30, 31])))
+    config = chat(*replies(range(6)), name="train.json", test=str(tmp_path / "dev.json"), held_out=0.5)
+    assert learned_numbers(config.build("train")) == [*range(6)]
+    assert learned_numbers(config.build("test")) == [30, 31]
+    assert chat(*replies(range(6))).build("test") is None  # held_out 0
+    with pytest.raises(UsageError, match=r"dataset\.test: .*nowhere does not exist"):
+        chat(*replies([1]), test=str(tmp_path / "nowhere")).build("test")
+    with pytest.raises(UsageError, match=r"array\.json:1: this line is not JSON"):
+        chat(json.dumps([json.loads(each) for each in replies([1, 2])], indent=1), name="array.json").build(
+            "train"
+        )
+
+
+def test_fields_are_told_apart_in_the_cache(chat):
+    both = json.dumps({"src": "a", "tgt": "b", "messages": messages(("user", "c"), ("assistant", "d"))})
+    assert texts(chat(both, name="both.json").build("train")[0])[1] == "d<|im_end|>"
+    assert texts(chat(both, name="both.json", **PAIR).build("train")[0])[1] == "b<|im_end|>"
+
+
+def test_without_packing_each_conversation_has_a_window(chat):
+    config = chat(*replies(range(20)), packing=False)
+    data = config.build("train")
+    assert len(data) == 20 and learned_numbers(data) == [*range(20)]
+    of_epoch = data.at_epoch(0, 1)
+    for index in range(20):
+        read, learned = texts(of_epoch[index])
+        assert learned.count("<|im_end|>") == 1 == read.count("user")
+        inputs, targets = of_epoch[index]
+        count = len(read.encode())
+        assert inputs["positions"].tolist() == [*range(count)] + [0] * (256 - count)
+        assert (targets[count:] == IGNORED).all() and len(targets) == 256
+    with pytest.raises(IndexError):
+        of_epoch[20]
 
 
 @pytest.mark.parametrize(

@@ -411,7 +411,7 @@ def test_a_mistake_in_a_source_has_its_line_and_the_near_miss(tmp_path: Path) ->
         "{use: digit, weight: 0}",
         "{use: digits, weight: '2', as_image: 1}",
         "{use: digits, reading: scatter, weight: 1}",
-        "{use: mixture, weight: 1, sources: [{use: digits}]}",
+        "{use: mixture, weight: 1, sources: [{use: digits}, {use: digits, weight: 1}]}",
         "digits",
     )
     expected = [
@@ -462,6 +462,25 @@ def config(*sources: dict[str, Any], **settings: Any) -> Config:
     built = read_part("datasets", {"use": "mixture", "sources": [*sources], **settings}).config
     assert isinstance(built, Config)
     return built
+
+
+@pytest.mark.parametrize("epoch", ["all_exhausted", "first_exhausted"])
+def test_without_weights_an_epoch_has_each_sample_once_and_every_batch_its_share(epoch: str) -> None:
+    kind = "tests.datasets.test_mixture.Drawn"
+    built = config({"use": kind, "samples": 25}, {"use": kind, "samples": 75, "seed": 1}, epoch=epoch)
+    data = built.build("train")
+    assert isinstance(data, InterleavedSamples)
+    for number in range(3):
+        order = data.epoch_order(0, number).tolist()
+        assert len(order) == 100 and len({data.name_of(index) for index in order}) == 100
+        firsts = [sum("sources.0" in data.name_of(index) for index in order[:k]) for k in range(101)]
+        assert all(abs(count - k / 4) < 1 for k, count in enumerate(firsts))
+    assert (
+        "weight"
+        not in read_part("datasets", {"use": "mixture", "sources": [{"use": "digits"}]}).settings["sources"][
+            0
+        ]
+    )
 
 
 def test_check_and_train_refuse_a_source_that_the_loss_does_not_take(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_windows_hold_every_token_once(texts):
     assert sum(sampler(data, rank) for rank in range(3)) == len(data)
 
 
+def test_files_of_the_test_split_are_not_learned_and_others_are_all(texts, tmp_path):
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "a.txt").write_text("!" * 40)
+    config = texts(test=str(tmp_path / "held"), held_out=0.5)
+    assert len(config.build("train").files) == 30
+    assert bytes(np.asarray(config.build("test").tokens).astype(np.uint8)) == b"!" * 40 + b"\0"
+    with pytest.raises(UsageError, match=r"dataset\.test: .*nowhere does not exist"):
+        texts(test=str(tmp_path / "nowhere")).build("test")
+
+
 def sampler(data, rank):
     """How many windows one of three readers takes in an epoch."""
     mine = Sampler(len(data), 10, rank, 3)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.errors import DataError, LossError
 from paddle_dp.losses.binary_cross_entropy import Config
 
 random = np.random.default_rng(0)
@@ -68,3 +71,43 @@ def test_autocast_reaches_neither_total_nor_score() -> None:
         total, scores = loss(outputs, targets)[0], loss.scores(outputs, targets)
     assert total.item() == loss(outputs, targets)[0].item()
     assert scores["acc1"].item() == loss.scores(outputs, targets)["acc1"].item()
+
+
+FREQUENCIES = (0.5, 0.02, 1.0)
+
+
+@pytest.mark.parametrize("summed", ["mean", "sum"])
+def test_rare_labels_count_by_their_frequency(summed: str) -> None:
+    outputs, targets = drawn(30, 3)
+    config = Config(frequencies=FREQUENCIES, over_labels=summed)  # type: ignore[arg-type]
+    shares, x, targets = np.array(FREQUENCIES), outputs.astype("float64"), targets.astype("float64")
+    total, count = config.build()(paddle.to_tensor(x), paddle.to_tensor(targets))
+    losses = np.where(targets, np.log1p(np.exp(-x)), np.log1p(np.exp(x)))
+    wanted = (losses * np.exp(np.where(targets, 1 - shares, shares))).sum() / (3 if summed == "mean" else 1)
+    assert total.item() == pytest.approx(wanted, rel=1e-12) and count == 30
+    parts = [config.build()(*(paddle.to_tensor(each[k]) for each in (x, targets)))[0].item()
+             for k in (slice(0, 11), slice(11, 30))]  # fmt: skip
+    assert sum(parts) == pytest.approx(total.item(), rel=1e-13)
+
+
+def test_frequencies_are_counted_in_a_list(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a b.jpg\t0,1,1\nc.jpg\t0,0,1\n\nd.jpg 1,0,1\ne.jpg 0,0,1\n")
+    assert Config(frequencies=str(tmp_path / "list.txt")).build().frequencies == (0.25, 0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a.jpg 0,1\nb.jpg 0,1,1\n", "image 2 of .* has no 2 labels"), ("a.jpg 3\n", "image 1 of .* has no 1 labels"),
+     ("0,1\n", "image 1"), ("", "lists no image"), (None, "cannot be read as a list")],
+)  # fmt: skip
+def test_a_list_without_labels_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        Config(frequencies=str(tmp_path / "list.txt")).build()
+
+
+def test_another_number_of_labels_is_refused() -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(30, 4))
+    with pytest.raises(LossError, match=r"loss\.frequencies has 3 numbers, and outputs have 4 labels"):
+        Config(frequencies=FREQUENCIES).build()(outputs, targets)
