@@ -6,7 +6,7 @@ python tools/import_arguments.py --from FOLDER --keep RECIPES   # and stay in th
 
 FOLDER is a clone of PaddleNLP, LLaMA-Factory or alignment-handbook, which is not kept here. A file counts if it says
 per_device_train_batch_size. Models that files name by a hub's names get a config.json with their published sizes, for
-the ten names below: nothing is downloaded. Every key is accounted for, or the tool fails.
+the names below: nothing is downloaded. Every key is accounted for, or the tool fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import re
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.importer import Import, import_recipe
 from paddle_dp.errors import UsageError
+from tools.import_counts import count_imports
 
 RANKS = (8, 16, 32, 64, 128)  # the first that the degrees of the axes divide
 SUFFIXES = (".json", ".yaml", ".yml", ".sh")
@@ -37,6 +37,10 @@ LLAMAS = {
     "Meta-Llama-3-8B": (128256, 4096, 32, 32, 8, 14336, 8192, 5e5),
     "Meta-Llama-3-8B-Instruct": (128256, 4096, 32, 32, 8, 14336, 8192, 5e5),
     "Llama-3.2-1B-Instruct": (128256, 2048, 16, 32, 8, 8192, 131072, 5e5),
+    "Meta-Llama-3.1-8B-Instruct": (128256, 4096, 32, 32, 8, 14336, 131072, 5e5),
+    "Qwen2-0.5B": (151936, 896, 24, 14, 2, 4864, 131072, 1e6),
+    "Qwen2-7B": (152064, 3584, 28, 28, 4, 18944, 131072, 1e6),
+    "Qwen3-0.6B-Base": (151936, 1024, 28, 16, 8, 3072, 32768, 1e6),
     "Mistral-7B-v0.3": (32768, 4096, 32, 32, 8, 14336, 32768, 1e6),
     "Mistral-7B-Instruct-v0.3": (32768, 4096, 32, 32, 8, 14336, 32768, 1e6),
 }  # fmt: skip
@@ -48,14 +52,25 @@ KEYS = (
 
 def config(name: str) -> dict[str, Any]:
     """The config.json of a model in the table."""
-    more = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
-    rope = {"rope_scaling": {**more, "original_max_position_embeddings": 8192}} if "3.2" in name else {}
-    kind = {"model_type": "mistral", "sliding_window": None} if "Mistral" in name else {"model_type": "llama"}
+    more = {
+        "factor": 32.0 if "3.2" in name else 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+    }
+    rope = {"rope_scaling": {**more, "original_max_position_embeddings": 8192}} if "Llama-3." in name else {}
+    kind: dict[str, Any] = {"model_type": "llama"}
+    if "Mistral" in name:
+        kind = {"model_type": "mistral", "sliding_window": None}
+    if "Qwen" in name:
+        kind = {"model_type": name[:5].lower(), "use_sliding_window": False}
+    if "Qwen3" in name:
+        kind["head_dim"] = 128
     return {
         **dict(zip(KEYS, LLAMAS[name], strict=True)),
         **kind,
         **rope,
-        "tie_word_embeddings": "3.2" in name,
+        "tie_word_embeddings": any(small in name for small in ("3.2", "-0.")),
     }
 
 
@@ -80,7 +95,7 @@ def reason_of(error: str, file: Path) -> str:
     text = error.replace(str(file), "").removeprefix(f"{file.name}: ").lstrip(": ")
     text = re.sub(r"^model_name_or_path: \S+: there is no such folder", "a model of no family here", text)
     text = re.sub(r"^(\w+): \S+: ((?:\w+ ?)+ has no recipe)", r"\2", text)
-    return re.sub(r"\d+", "N", text)[:110]
+    return re.sub(r"\d+", "N", text)
 
 
 def main() -> int:
@@ -94,35 +109,18 @@ def main() -> int:
         file for file in sorted(arguments.clone.rglob("*")) if file.suffix in SUFFIXES and file.is_file()
     ]
     files = [file for file in files if b"per_device_train_batch_size" in file.read_bytes()]
-    counts, reasons = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as scratch:
-        models = Path(scratch, "models")
+        models = Path(scratch)
         for name in LLAMAS:
-            (models / name).mkdir(parents=True)
+            (models / name).mkdir()
             (models / name / "config.json").write_text(json.dumps(config(name)))
-        folder = arguments.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, file in enumerate(files):
-            try:
-                result = imported(file, folder / f"{number:03d}-{file.stem.lower()}.yaml", models)
-            except UsageError as error:
-                reasons[f"no recipe: {reason_of(str(error), file)}"] += 1
-                continue
-            c = result.configuration
-            mentioned = {key for each in (*c.lost, *c.unused) for key in each.keys}
-            assert mentioned | c.carried >= c.values.keys(), f"{file}: a key is unaccounted for"
-            counts["recipes"] += 1
-            counts["whole"] += not c.lost
-            counts["read"] += not result.obstacle
-            reasons.update(f"not honoured: {each.pattern} ({each.reason})" for each in c.lost)
-            if result.obstacle:
-                reasons[f"not read: {re.sub(r'^.*?: ', '', result.obstacle)[:110]}"] += 1
-    print(
-        f"{len(files)} files with arguments: {counts['recipes']} become recipes, {counts['whole']} of them with every "
-        f"key honoured; check --no-run passes {counts['read']}"
-    )
-    for reason, count in reasons.most_common():
-        print(f"{count:5d}  {reason}")
+        count_imports(
+            "files with arguments",
+            files,
+            arguments.keep,
+            lambda file, out: imported(file, out, models),
+            reason_of,
+        )
     return 0
 
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from paddle_dp.coming_from.importer import import_recipe
-from paddle_dp.errors import UsageError
+from tools.import_counts import count_imports
 
 CARDS, CLASSES, PIXELS = 4, 10, 64
 TEN = (
@@ -130,34 +129,14 @@ def main() -> int:
     if arguments.verify is not None:
         with tempfile.TemporaryDirectory() as scratch:
             return verify(files, arguments.verify or TEN, arguments.clone.resolve(), Path(scratch))
-    counts, reasons = Counter[str](), Counter[str]()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, file in enumerate(files):
-            out = folder / f"{number:03d}-{file.stem.lower()}.yaml"
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    result = import_recipe(file, CARDS, out)
-            except UsageError as error:
-                reasons[f"no recipe: {str(error).partition(': ')[2][:120]}"] += 1
-                continue
-            c = result.configuration
-            mentioned = {key for each in (*c.lost, *c.unused) for key in each.keys}
-            assert mentioned | c.carried == c.values.keys(), f"{file}: a key is unaccounted for"
-            counts["recipes"] += 1
-            counts["whole"] += not c.lost
-            counts["read"] += not result.obstacle
-            reasons.update(f"not honoured: {each.pattern} ({each.reason})" for each in c.lost)
-            if result.obstacle:
-                reasons[f"not read: {result.obstacle.partition(': ')[2][:160]}"] += 1
-    print(
-        f"{len(files)} training configurations: {counts['recipes']} become recipes, {counts['whole']} of them with "
-        f"every key honoured; check --no-run passes {counts['read']}"
+    is_read = count_imports(
+        "training configurations",
+        files,
+        arguments.keep,
+        lambda file, out: import_recipe(file, CARDS, out),
+        lambda error, file: error.partition(": ")[2],
     )
-    for reason, count in reasons.most_common():
-        print(f"{count:5d}  {reason}")
-    return 0 if counts["read"] == counts["recipes"] else 1
+    return 0 if is_read else 1
 
 
 if __name__ == "__main__":

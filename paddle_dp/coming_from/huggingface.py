@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.coming_from.configuration import Configuration
-from paddle_dp.coming_from.model_folder import PublishedModel, published_model, texts_section
+from paddle_dp.coming_from.conversations import reads_conversations
+from paddle_dp.coming_from.model_folder import PublishedModel, layers_of, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
     HUGGING_FACE_ALONE,
     Section,
@@ -53,7 +54,7 @@ bf16_full_eval fp16_full_eval | evaluations compute as the training does
 fp16_opt_level half_precision_backend fp16_backend | train.precision decides
 tf32 | FLAGS_use_tf32 of Paddle
 report_to | metrics.jsonl of the run has the numbers
-log_level log_level_replica log_on_each_node disable_tqdm logging_first_step skip_memory_metrics | the console prints a line at each interval
+plot_loss log_level log_level_replica log_on_each_node disable_tqdm logging_first_step skip_memory_metrics | the console prints a line at each interval
 logging_nan_inf_filter | a loss that is not finite ends the training: guard
 include_num_input_tokens_seen include_tokens_per_second | the console prints samples and tokens a second
 save_safetensors save_on_each_node save_only_model save_optimizer save_scheduler enable_jit_checkpoint | a checkpoint is whole
@@ -66,7 +67,7 @@ dataloader_pin_memory dataloader_persistent_workers dataloader_multiprocessing_c
 remove_unused_columns label_names length_column_name | a data set gives inputs and targets
 auto_find_batch_size | more train.micro_batches need less memory, and the update stays the same
 torch_compile torch_compile_backend torch_compile_mode jit_mode_eval torchdynamo use_ipex | train.compile, for the data axis alone
-use_liger_kernel liger_kernel_config torch_empty_cache_steps use_cache attn_implementation use_flash_attention_2 | of the kernels, not of the numbers
+flash_attn use_v1_kernels enable_liger_kernel disable_gradient_checkpointing use_liger_kernel liger_kernel_config torch_empty_cache_steps use_cache attn_implementation use_flash_attention_2 | of the kernels, not of the numbers
 gradient_checkpointing_kwargs activation_checkpointing_kwargs | of the recomputation
 push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token tags language | nothing is uploaded
 debug skip_prepare_dataset mp_parameters tpu_metrics_debug use_legacy_prediction_loop logging_strategy | of other programs
@@ -100,9 +101,13 @@ line_by_line pad_to_max_length | | texts are cut into windows of dataset.length,
 deepspeed.optimizer deepspeed.scheduler deepspeed.gradient_clipping | | optimizer and schedule are of the arguments
 dataset_name dataset_config_name | | nothing is downloaded: write it as texts, and name them in dataset.path
 early_stopping_patience | | callbacks has early_stop
-finetuning_type use_peft lora_rank lora_r lora_alpha lora_dropout lora_target lora_target_modules | full | adapter has LoRA: use: lora, with match
+finetuning_type use_peft lora_rank lora_r lora_alpha lora_target lora_target_modules | full | adapter has LoRA: use: lora, with match
+lora_dropout | | the adapter has no dropout
+use_rslora use_dora use_adalora pissa_init loraplus_lr_ratio additional_target lora_modules_to_save create_new_adapter adapter_name_or_path | | this setting of an adapter is not here
 stage | pt | all tokens of a text are learned, those of prompts, too
-template chat_template | | messages and their templates are not here: texts are read
+template chat_template | | the tokenizer's chat_template writes the text
+train_on_prompt mask_history | | answers alone are learned, each
+max_samples dataset_dir eval_dataset mix_strategy interleave_probs | concat data | the files that dataset.path names decide
 load_in_4bit load_in_8bit quantization_bit | | base weights are not quantized
 loss_type | nll | the loss is cross_entropy
 packing | | texts are cut into windows, which go across documents
@@ -143,7 +148,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loss"] = {"use": "cross_entropy"}
     if smoothing := number(c, "label_smoothing_factor", 0.0):
         sections["loss"]["label_smoothing"] = smoothing
-    if model.family == "bert":
+    if model.family == "bert" or sections["dataset"]["use"] == "chat":
         sections["loss"]["ignore_index"] = -100
     sections["optimizer"] = optimizer_section(c, _OPTIMIZERS)
     sections["schedule"] = schedule_section(c, length)
@@ -152,6 +157,8 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     if precision := _precision(c):
         sections["train"]["precision"] = precision
     sections["loader"] = loader_section(c)
+    if adapter := _adapter(c, model):
+        sections["adapter"] = adapter
     theirs = "evaluation_strategy" if "evaluation_strategy" in c.values else "eval_strategy"
     evaluates = choice(c.take(theirs, "no")) != "no"
     if evaluates:
@@ -161,10 +168,6 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     if not evaluates:
         c.without_counterpart("eval_steps", "nothing is evaluated")
     sections["callbacks"] = callbacks_section(c, length, evaluates)
-    if not {"finetuning_type", "use_peft"} & c.values.keys():
-        c.lose_key(
-            "stage", "LLaMA-Factory's default is LoRA, as finetuning_type is not there: adapter has use: lora"
-        )
     settle(c, _UNUSED, _LOST, _CARRIED, "TrainingArguments")
     return sections
 
@@ -186,12 +189,58 @@ def _dataset(c: Configuration, model: PublishedModel) -> Section:
         return {"use": "image_folder", "path": "path/of/the/images", **({"size": size} if size else {})}
     keys = ("block_size", "max_seq_length", "max_length", "cutoff_len")
     key = next((key for key in keys if c.values.get(key)), None)
-    section = texts_section(c, model, c.take("train_file"), count(c, key, 1) if key else None)
+    length = count(c, key, 1) if key else None
+    if str(c.values.get("stage")).lower() == "sft" and reads_conversations(model):
+        return _conversations(c, model, length)
+    section = texts_section(c, model, c.take("train_file"), length)
     if held_out := number(c, "validation_split_percentage", 0):
         section["held_out"] = round(held_out / 100, 9)
     if (share := c.take("mlm_probability")) is not None and model.family == "bert":
         section["masked"] = share
     return section
+
+
+def _conversations(c: Configuration, model: PublishedModel, length: int | None) -> Section:
+    """The data of LLaMA-Factory's fine-tunings, whose files another file names."""
+    theirs = c.take("dataset")
+    names = ", ".join(map(str, theirs)) if isinstance(theirs, list) else theirs
+    named = f"theirs are {names} of dataset_info.json" if names else "which the file does not name"
+    section = texts_section(c, model, None, length, named, use="chat")
+    is_packed = [switch(c, "packing"), switch(c, "neat_packing")]
+    section["packing"] = any(is_packed)
+    share = number(c, "val_size", 0.0)
+    if share >= 1:
+        c.lose_key("val_size", "held_out is a share, and this a number of conversations")
+    section["held_out"] = share if share < 1 else 0.05
+    c.take("stage")
+    if c.values.get("template"):
+        c.lose_key("template", "the tokenizer's chat_template writes the text; theirs a template of its own")
+    return section
+
+
+def _adapter(c: Configuration, model: PublishedModel) -> Section:
+    """LoRA of LLaMA-Factory, where it is the default, or of TRL."""
+    is_factory = bool({"stage", "finetuning_type"} & c.values.keys())
+    kind = choice(c.take("finetuning_type", "lora")) if is_factory else "full"
+    if is_factory and "finetuning_type" not in c.values:
+        c.differences.append("LoRA is LLaMA-Factory's default: finetuning_type is not there.")
+    if not is_factory and switch(c, "use_peft"):
+        kind = "lora"
+    if kind not in ("lora", "full"):
+        c.lose_key("finetuning_type", "lora and full are here; all parameters are trained")
+    if kind != "lora":
+        c.without_counterpart("lora_*", "without LoRA there is none")
+        return {}
+    rank = count(c, "lora_rank", 8) if is_factory else count(c, "lora_r", 16)
+    alpha = number(c, "lora_alpha", 2.0 * rank if is_factory else 32.0)
+    key, usual = ("lora_target", "all") if is_factory else ("lora_target_modules", "q_proj,v_proj")
+    targets = c.take(key, usual)
+    names = [
+        str(each).strip() for each in (targets if isinstance(targets, list) else str(targets).split(","))
+    ]
+    if not is_factory and "lora_dropout" not in c.values:
+        c.differences.append("The adapter has no dropout; TRL's lora_dropout is 0.05 by default.")
+    return {"use": "lora", "match": layers_of(c, model, key, names), "rank": rank, "alpha": alpha}
 
 
 def _read_launcher(c: Configuration) -> None:

@@ -143,13 +143,15 @@ def texts_section(
     path: Any,
     length: int | None,
     named: str = "which the file does not name",
+    use: str = "text_files",
 ) -> dict[str, Any]:
-    """The data set of a language model: texts in windows of `length` tokens, for BERT with masked tokens. `named`: a
-    clause on the texts, if the file has no `path`."""
-    section: dict[str, Any] = {"use": "masked_texts" if model.family == "bert" else "text_files"}
+    """The data set of a language model, in windows of `length` tokens: texts, for BERT with masked tokens, or another
+    `use`. `named`: a clause on the texts, if the file has no `path`."""
+    section: dict[str, Any] = {"use": "masked_texts" if model.family == "bert" else use}
     section["path"] = path or TEXTS
     if not path:
-        c.fill("dataset.path", f"the file or folder of the texts (.txt, .jsonl), {named}")
+        form = "conversations (.jsonl)" if use == "chat" else "texts (.txt, .jsonl)"
+        c.fill("dataset.path", f"the file or folder of the {form}, {named}")
     longest = model.sizes.get("length")
     if length is None:
         length = min(longest or _HEAD, _HEAD)
@@ -180,6 +182,25 @@ def _mask(c: Configuration, tokenizer: Path | None) -> int:
     except (OSError, ValueError, LookupError, TypeError):
         c.fill("dataset.mask", f"the number of the tokenizer's mask token, {usual} in bert-base-uncased")
         return usual
+
+
+# Linear layers of a Llama by their names in PEFT, and here.
+_LINEARS = {
+    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out", "gate_proj": "gate", "up_proj": "up",
+    "down_proj": "down",
+}  # fmt: skip
+
+
+def layers_of(c: Configuration, model: PublishedModel, key: str, names: list[str]) -> list[str]:
+    """Patterns of the Linear layers that PEFT's target modules are here: `names`, or all of the blocks."""
+    if names in (["all"], ["all-linear"]):
+        return blocks_of(c, model)
+    known = [name for name in names if model.family == "llama" and name in _LINEARS]
+    if len(known) < len(names):
+        unknown = next(name for name in names if name not in known)
+        reason = f"{unknown} is no layer of {model.family} that is known here: adapter.match has its layers"
+        c.lose_key(key, reason if known else f"{reason}, and all of the blocks are taken")
+    return [f"*.{_LINEARS[name]}" for name in known] or blocks_of(c, model)
 
 
 def blocks_of(c: Configuration, model: PublishedModel) -> list[str]:

@@ -107,6 +107,13 @@ def recipe(configuration: Configuration, ranks: int, folder: Path | None = None)
         "schedule": _schedule(c, epochs), "strategy": {"use": "data_parallel"}, "train": _train(c, epochs, ranks),
         "loader": {"num_workers": c.take("DataLoader.Train.loader.num_workers", 0)},
     }  # fmt: skip
+    if sections["loss"].get("over_labels") == "sum" and sections["loss"]["use"] == "asymmetric":
+        batch = _card_batch(c)
+        sections["optimizer"]["epsilon"] = sections["optimizer"].get("epsilon", 1e-8) / batch
+        c.differences.append(
+            f"The loss is the mean over samples; theirs adds up a card's {batch}. With epsilon / {batch} AdamW's steps "
+            "are the same."
+        )
     has_labels = "labels" in sections["dataset"]
     if not has_labels and (mix := _mix(c)):
         sections["mix"] = mix
@@ -135,6 +142,17 @@ def _model(c: Configuration) -> Section:
     settings = {
         key.removeprefix("Arch."): c.take(key) for key in list(c.values) if _is_setting(key, c.values[key])
     }
+    if c.take("Arch.use_ml_decoder"):
+        arch = {"name": name, **({} if classes is None else {"class_num": classes}), **settings}
+        decoder = {
+            key.removeprefix("MLDecoder."): c.take(key)
+            for key in list(c.values)
+            if key.startswith("MLDecoder.")
+        }
+        return {
+            "use": "ppcls.arch.build_model",
+            "config": {"Arch": {**arch, "use_ml_decoder": True}, "MLDecoder": decoder},
+        }
     if name in VISION and not settings:
         c.differences.append(
             f"Initial weights are drawn as in paddle.vision; theirs: model.use=ppcls.arch.backbone.{name}."
@@ -406,21 +424,45 @@ def _loss(c: Configuration) -> Section:
 
 
 def _loss_of_labels(c: Configuration, kinds: set[str]) -> Section:
+    if kinds == {"MultiLabelAsymmetricLoss"}:
+        return _asymmetric(c, "Loss.Train.MultiLabelAsymmetricLoss")
     loss = "Loss.Train.MultiLabelLoss"
     if kinds != {"MultiLabelLoss"}:
         kind = ", ".join(sorted(kinds)) or "no loss"
-        c.refuse("Loss.Train", f"{kind}: of lists with several labels only MultiLabelLoss alone has a recipe")
+        c.refuse(
+            "Loss.Train",
+            f"{kind}: of lists with several labels MultiLabelLoss or MultiLabelAsymmetricLoss alone has a recipe",
+        )
     c.take(loss)
     c.take_if(f"{loss}.weight", 1)
-    if c.values.get(f"{loss}.weight_ratio"):
-        c.lose(f"{loss}.weight_ratio", "labels count equally; theirs weighs each by how rare it is")
-    else:
-        c.take(f"{loss}.weight_ratio")
-    c.without_counterpart("DataLoader.*.label_ratio", "of weight_ratio")
+    section: Section = {"use": "binary_cross_entropy"}
+    if c.take(f"{loss}.weight_ratio") and (file := c.values.get(f"{TRAIN}.cls_label_path")):
+        c.take(f"{TRAIN}.label_ratio")
+        section["frequencies"] = file
+    c.without_counterpart("DataLoader.*.label_ratio", "of weight_ratio, by the list of the training")
     if not 0 < (c.values.get(f"{loss}.epsilon") or 0) < 1:  # theirs is off otherwise
         c.take(f"{loss}.epsilon")
-    section: Section = {"use": "binary_cross_entropy"}
     return section | ({"over_labels": "sum"} if c.take(f"{loss}.size_sum") else {})
+
+
+def _asymmetric(c: Configuration, loss: str) -> Section:
+    """Theirs adds up the losses of a card's batch, by default; AdamW's steps are the same with a smaller epsilon."""
+    c.take(loss)
+    c.take_if(f"{loss}.weight", 1)
+    c.take_if(f"{loss}.epsilon", 1e-8)  # below this probability theirs has no gradient
+    section: Section = {
+        "use": "asymmetric", "gamma_positive": float(c.take(f"{loss}.gamma_pos", 1)),
+        "gamma_negative": float(c.take(f"{loss}.gamma_neg", 4)), "margin": float(c.take(f"{loss}.clip", 0.05)),
+    }  # fmt: skip
+    if not c.take(f"{loss}.disable_focal_loss_grad", True):
+        section["through_focus"] = True
+    reduction = c.take(f"{loss}.reduction", "sum")
+    if reduction not in ("sum", "mean") or (reduction == "sum" and c.values.get("Optimizer.name") != "AdamW"):
+        c.refuse(
+            f"{loss}.reduction",
+            "mean has a recipe, and sum with AdamW, whose steps do not depend on the size",
+        )
+    return section | ({"over_labels": "sum"} if reduction == "sum" else {})
 
 
 def _optimizer(c: Configuration) -> Section:
@@ -520,10 +562,13 @@ def _steps(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float]
     )
 
 
+def _card_batch(c: Configuration) -> int:
+    """The samples of a card in each of its forwards."""
+    return int(c.take("DataLoader.Train.sampler.batch_size", c.take("DataLoader.Train.sampler.first_bs", 64)))
+
+
 def _train(c: Configuration, epochs: int, ranks: int) -> Section:
-    batch = int(
-        c.take("DataLoader.Train.sampler.batch_size", c.take("DataLoader.Train.sampler.first_bs", 64))
-    )
+    batch = _card_batch(c)
     together = c.take("Global.update_freq", 1)
     section: Section = {"length": f"{epochs} epochs", "batch": batch * ranks * together}
     if together > 1:

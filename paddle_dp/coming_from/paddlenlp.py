@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.conversations import conversations_section, packed_section, reads_conversations
 from paddle_dp.coming_from.model_folder import PublishedModel, blocks_of, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
     HUGGING_FACE_ALONE,
@@ -64,10 +65,10 @@ expert_parallel_degree expert_model_parallel_size use_expert_parallel moe_token_
 recompute_granularity recompute_method recompute_num_layers recompute_modules recompute_use_reentrant no_recompute_layers pp_recompute_interval recompute_mtp_granularity vit_num_recompute_layers | of memory: strategy.recompute has full, selective, and every N blocks
 use_flash_attention use_fused_rms_norm use_fused_rope use_fused_head_and_loss_fn use_fused_dropout_add use_fused_linear use_fast_layer_norm fuse_attention_qkv fuse_attention_ffn use_fused_linear_cross_entropy attn_impl _attn_implementation flash_mask use_sparse_flash_attn enable_linear_fused_grad_add flatten_param_grads use_attn_mask_startend_row_indices tensorwise_offload_optimizer use_sparse_head_and_loss_fn | of the kernels, not of the numbers
 autotuner_benchmark model_type model_name dataset_type pad_token_id | the folder of the model, and the other keys, decide
-train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy num_samples_each_epoch buffer_size greedy_intokens packing_interval | texts are cut into windows of dataset.length
-use_quick_lora save_to_lora offload_optim fuse_rope tp_sync_param pp_sync_param sync_grad disable_ckpt_quant | the same numbers by other means
+train_dataset_type eval_dataset_type eval_dataset_prob mix_strategy num_samples_each_epoch buffer_size greedy_intokens greedy_zero_padding packing_interval | samples are windows of dataset.length tokens
+use_quick_lora save_to_lora padding_free offload_optim fuse_rope tp_sync_param pp_sync_param sync_grad disable_ckpt_quant | the same numbers by other means
 launcher nproc_per_node nnodes node_rank gpus devices xpus npus master ips rank run_mode job_id max_restart auto_tuner_json | of the launcher: paddle-dp train RECIPE --ranks N
-max_prompt_len | prompts are not distinguished here
+max_prompt_len | theirs reads it for other tasks
 enable_auto_parallel auto_parallel_resume_form_hybrid_parallel auto_parallel_sync_shared_params use_intermediate_api pipeline_schedule_mode job_schedule_profiler_start job_schedule_profiler_end fused_linear_param_grad_add fuse_allreduce_split_to_reducescatter eliminate_transpose sr use_dualpipev best_unbalanced_scheduler forward_backward_overlap_scheduler | the same numbers by other means: strategy has the axes
 ddp_find_unused_parameters release_grads pp_release_grads sd_release_grads sharding_comm_buffer_size_MB sharding_comm_group_call_opt sharding_offload_opt_buffersize_GB split_norm_comm nccl_comm_group_config reorder_pipeline_priority pre_alloc_memory cp_balance_mode cp_comm_type dp_comm_overlap pp_sharding_comm_overlap tp_async_allreduce sp_async_reduce_scatter mp_async_allreduce mp_skip_c_identity mp_fused_linear_param_grad_add gradient_sync_after_accumulate pp_delay_scale_loss p2p_cache_shape partial_send_recv clear_every_step_cache non_batch_p2p_comm offload_queue send_recv_overlap split_backward stage1_tensor_fusion tensor_fusion stage1_overlap overlap stage2_overlap stage1_broadcast_overlap stage1_allgather_overlap stage1_reduce_avg fuse_optimizer_states split_param sd_sharding_comm_overlap sd_shardingv1_comm_overlap optim_shard_num replace_with_c_embedding replace_with_parallel_cross_entropy expert_tensor_model_parallel_size | of the exchange and of memory
 resume_from_huggingface_ckpt load_sharded_model_remap_parameter_name sharded_model_from_ema ordered_save_group_size ckpt_quant_stage enable_zero_cost_checkpoint zcc_workers_num zcc_pipeline_hooks_capacity_usage zcc_save_ema_coef zcc_ema_interval zcc_ema_loss_threshold save_rng_states pdc_download_ckpt pdc_download_timeout save_hf_steps save_hf_total_limit save_last_step save_hf_memory_growth_threshold aoa_config load_from_hf replicate_saved_into_local save_sharding_stage1_model_include_freeze_params flex_ckpt_comm_method online_merge_ema | a checkpoint is whole, and resumes in any layout
@@ -88,13 +89,19 @@ layerwise_lr_decay_bound | 1.0 1 | layers have one rate here: optimizer.groups h
 lora_plus_scale | 1.0 1 | one learning rate for both matrices
 pissa vera vera_rank use_mora lorapro reft lokr hqlora | 8 | this adapter is not here
 weight_quantize_algo weight_blocksize weight_double_quant weight_double_quant_block_size qlora_weight_blocksize qlora_weight_double_quant quant_type | 64 256 | base weights are not quantized
-intokens zero_padding greedy_zero_padding padding_free autoregressive packing | | texts are cut into windows, which go across documents
-pad_to_multiple_of pad_to_max_length | | no window is padded
+intokens zero_padding packing | | texts are cut into windows, which go across documents
+autoregressive | | answers alone are learned
+truncate_packing | true | a text that does not fit into a window goes on in the next
+pad_to_multiple_of pad_to_max_length | | windows have dataset.length tokens
 train_dataset_prob | 1.0 1 | one data set is read
 eval_dataset_path dev_dataset_path | | held-out texts are dataset.held_out of the files
-chat_template template template_backend use_template encode_one_turn split_multi_turn truncation_strategy | true custom delete | messages and their templates are not here: texts are read
+chat_template template template_backend | custom none | the tokenizer's chat_template writes the text
+use_template encode_one_turn | true | the tokenizer's chat_template writes a conversation as a whole
+split_multi_turn | | a conversation is one sample
+truncation_strategy | delete | conversations are cut at their end, or left out: dataset.longer
 dataloader_shuffle random_shuffle | true | training samples are shuffled
-src_length task_name task_name_or_path | | prompts count in the loss as answers do
+src_length | | questions are not cut by themselves: a longer conversation is cut at its end
+task_name task_name_or_path | | the data set's files decide
 num_hidden_layers hidden_size | | the sizes are of the model's config.json
 rope_scaling_factor use_long_sequence_strategies strategy_type strategy_name | 1.0 1 | the positions are of the model's config.json
 lora_path | | the adapter begins anew: load has its file
@@ -147,13 +154,20 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     Raises UsageError for a task, a model, a layout or a value that no recipe expresses.
     """
     refuse_tasks(c, _NOT_HERE)
-    pretrains = bool(c.values.get("input_dir")) or str(c.take("stage")).upper() == "PT"
+    stage = str(c.take("stage")).upper()
+    pretrains = bool(c.values.get("input_dir")) or stage == "PT"
     length = length_of(c, 1.0)
     with_weights = switch(c, "continue_training", default=not pretrains or bool(_FORMERS & c.values.keys()))
     model = published_model(c, "model_name_or_path", folder, with_weights)
     strategy, readers = _strategy(c, ranks)
-    sections: Section = {"model": model.section, "dataset": _dataset(c, model, pretrains)}
-    sections["loss"] = {"use": "cross_entropy", **({"ignore_index": -100} if model.family == "bert" else {})}
+    kind = choice(c.take("evaluation_strategy", "no"))
+    evaluates = bool(c.values.get("do_eval")) or kind != "no"
+    if kind == "no":
+        c.values.pop("evaluation_strategy", None)  # theirs is then steps, if do_eval is true
+        c.carried.discard("evaluation_strategy")
+    sections: Section = {"model": model.section, "dataset": _dataset(c, model, pretrains, evaluates)}
+    has_ignored = model.family == "bert" or (not pretrains and reads_conversations(model))
+    sections["loss"] = {"use": "cross_entropy", **({"ignore_index": -100} if has_ignored else {})}
     sections["optimizer"] = optimizer_section(c, {"adamw": "adamw", "adamw_custom": "adamw"})
     ahead = {"shift": "Rates of their pretraining are one update ahead."} if c.values.get("input_dir") else {}
     sections["schedule"] = schedule_section(c, length, _floor(c), int, **ahead)
@@ -165,10 +179,6 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loader"] = loader_section(c)
     if adapter := _adapter(c, model):
         sections["adapter"] = adapter
-    kind = choice(c.take("evaluation_strategy", "no"))
-    evaluates = bool(c.values.get("do_eval")) or kind != "no"
-    if kind == "no":
-        c.values.pop("evaluation_strategy", None)  # theirs is then steps, if do_eval is true
     if evaluates:
         # run_pretrain.py evaluates 10 batches, whatever the data.
         limits = {"eval_iters": 10 if c.values.get("input_dir") else -1, "max_evaluate_steps": -1}
@@ -181,12 +191,17 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     return sections
 
 
-def _dataset(c: Configuration, model: PublishedModel, pretrains: bool) -> Section:
+def _dataset(c: Configuration, model: PublishedModel, pretrains: bool, evaluates: bool) -> Section:
     keys = ("max_seq_length", "max_seq_len", "max_length")
     key = next((key for key in keys if c.values.get(key)), None)
     for other in keys if key else ():
         if other != key:
             c.without_counterpart(other, f"{key} decides")
+    length = count(c, key, 1) if key else None
+    if not pretrains and reads_conversations(model):
+        return conversations_section(c, model, length, evaluates)
+    if pretrains and c.values.get("train_dataset_path") and reads_conversations(model):
+        return packed_section(c, model, length, evaluates)
     path = c.take("train_dataset_path")
     if isinstance(path, str) and "," in path:
         c.lose_key("train_dataset_path", "one data set is read: the first")
@@ -195,7 +210,7 @@ def _dataset(c: Configuration, model: PublishedModel, pretrains: bool) -> Sectio
         f"{name} {c.take(name)}" for name in ("input_dir", "dataset_name_or_path") if c.values.get(name)
     ]
     named = f"theirs, {theirs[0]}, are tokens or pairs" if theirs else "which the file does not name"
-    section = texts_section(c, model, path, count(c, key, 1) if key else None, named)
+    section = texts_section(c, model, path, length, named)
     if not pretrains:
         for name in ("dataset_name_or_path", "train_dataset_path"):
             c.lose_key(name, "all tokens of a text are learned; theirs leaves out the prompts")

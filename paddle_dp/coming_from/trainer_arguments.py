@@ -19,7 +19,7 @@ _IDLE: tuple[Any, ...] = (None, False, "", "no", "none", "None", "null", "auto",
 # Keys whose default is not off: a switched-off one changes the training. So does a dtype that is "auto".
 _ON = {
     "dataloader_shuffle", "random_shuffle", "packing", "encode_one_turn", "use_template", "layerwise_lr_decay_bound",
-    "lora_plus_scale", "train_dataset_prob", "torch_dtype", "dtype",
+    "lora_plus_scale", "train_dataset_prob", "torch_dtype", "dtype", "truncate_packing",
 }  # fmt: skip
 HUGGING_FACE_ALONE = {
     "gradient_checkpointing", "eval_strategy", "finetuning_type", "cutoff_len", "torch_dtype", "deepspeed", "fsdp",

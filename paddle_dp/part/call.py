@@ -71,7 +71,16 @@ class Call(BaseModel):
         return {name: value for name, value in self if name in self.model_fields_set}
 
     def build(self, *arguments: Any, **named: Any) -> Any:
-        return type(self).called(*arguments, **named, **self.recipe_settings())
+        settings = {name: _copied(value) for name, value in self.recipe_settings().items()}
+        return type(self).called(*arguments, **named, **settings)
+
+
+def _copied(value: Any) -> Any:
+    """A setting with its own dicts and lists: some functions take entries out of them, and a part is built more than
+    once."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 class ScheduleCall(Call):

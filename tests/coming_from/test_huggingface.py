@@ -472,7 +472,7 @@ def test_a_head_of_another_task_is_refused(
             {"eval_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": True},
             "greater_is_better",
         ),
-        ({"stage": "pt", "cutoff_len": 64}, "stage"),
+        ({"use_peft": True, "lora_dropout": 0.1}, "lora_dropout"),
     ],
 )
 def test_off_is_not_every_default(tmp_path: Path, more: dict[str, Any], key: str) -> None:
@@ -516,4 +516,65 @@ def test_the_assumed_tool_is_named(tmp_path: Path) -> None:
         paddlenlp.recognizes(arguments(tmp_path, **few, bf16=True, fp16_opt_level="O2"))
     assert not paddlenlp.recognizes(
         arguments(tmp_path, **few, fp16=True, fp16_opt_level="O1", eval_strategy="no")
+    )
+
+
+FACTORY: dict[str, Any] = {
+    "stage": "sft", "finetuning_type": "lora", "dataset": "identity,alpaca_en_demo", "template": "llama3",
+    "cutoff_len": 32, "per_device_train_batch_size": 1, "learning_rate": 1e-4, "num_train_epochs": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "adapter"),
+    [
+        ({}, {"match": ["blocks.1.*", "blocks.2.*"], "rank": 8, "alpha": 16.0}),
+        ({"finetuning_type": None, "lora_rank": 4}, {"match": ["blocks.1.*", "blocks.2.*"], "rank": 4, "alpha": 8.0}),
+        ({"lora_target": "q_proj,down_proj", "lora_alpha": 5}, {"match": ["*.q", "*.down"], "rank": 8, "alpha": 5.0}),
+        ({"finetuning_type": "full"}, None),
+    ],
+)  # fmt: skip
+def test_a_fine_tuning_of_llama_factory(tmp_path: Path, more: dict[str, Any], adapter: Any) -> None:
+    values = {key: value for key, value in (FACTORY | more).items() if value is not None}
+    c = arguments(tmp_path, **values)
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))
+    assert made.get("adapter") == (adapter and {"use": "lora", **adapter})
+    assert made["dataset"] == {
+        "use": "chat", "path": "path/of/the/texts", "tokenizer": f"{tmp_path}/llama/tokenizer.json", "length": 32,
+        "packing": False, "held_out": 0.0,
+    }  # fmt: skip
+    assert made["loss"]["ignore_index"] == -100 and reasons(c).keys() == {"template"}
+    assert any("theirs are identity,alpaca_en_demo of dataset_info.json" in each for each in c.to_fill)
+    assert_each_key_once(c)
+
+
+@pytest.mark.parametrize(
+    ("more", "match", "lost"),
+    [
+        ({}, ["*.q", "*.v"], set()),
+        ({"lora_target_modules": "all-linear", "lora_dropout": 0.0}, ["blocks.1.*", "blocks.2.*"], set()),
+        ({"lora_target_modules": ["k_proj", "lm_head"]}, ["*.k"], {"lora_target_modules"}),
+        ({"lora_target_modules": ["c_attn"]}, ["blocks.1.*", "blocks.2.*"], {"lora_target_modules"}),
+        ({"use_dora": True}, ["*.q", "*.v"], {"use_dora"}),
+    ],
+)
+def test_lora_of_trl(tmp_path: Path, more: dict[str, Any], match: list[str], lost: set[str]) -> None:
+    c = arguments(tmp_path, **FULL | {"use_peft": True, **more})
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))["adapter"]
+    assert made == {"use": "lora", "match": match, "rank": 16, "alpha": 32.0} and reasons(c).keys() == lost
+    assert any("TRL's lora_dropout is 0.05" in each for each in c.differences) == ("lora_dropout" not in more)
+    c = arguments(tmp_path, **FULL | {"lora_r": 8})
+    assert "adapter" not in recipe(c, 2, model_folder(tmp_path, "llama")) and c.lost == []
+
+
+def test_kinds_of_fine_tuning_and_sizes_of_test_sets_that_are_not_here(tmp_path: Path) -> None:
+    c = arguments(tmp_path, **FACTORY | {"finetuning_type": "freeze", "val_size": 100, "packing": True})
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))
+    assert "adapter" not in made and reasons(c).keys() == {"template", "finetuning_type", "val_size"}
+    assert made["dataset"]["packing"] and made["dataset"]["held_out"] == 0.05
+    assert (
+        recipe(arguments(tmp_path, **FACTORY | {"val_size": 0.1}), 2, model_folder(tmp_path, "llama"))[
+            "dataset"
+        ]["held_out"]
+        == 0.1
     )

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import paddle
 import pytest
 from paddle.optimizer import lr
 
@@ -224,7 +226,7 @@ def test_defaults_and_switches_are_theirs(
         ("        - ColorJitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}\n",
          "      batch_transform_ops: [{MixupOperator: {alpha: 0.2}}, {CutmixOperator: {alpha: 1.0}}]\n",
          "both operators mix each batch there, one after the other"),
-        ("class_num: 102", "class_num: 102, use_ml_decoder: True", "has no counterpart that is known here"),
+        ("class_num: 102", "class_num: 102, Head: {name: FC}", "has no counterpart that is known here"),
     ],
 )  # fmt: skip
 def test_what_is_not_the_same_is_lost(tmp_path: Path, old: str, new: str, lost: str) -> None:
@@ -280,12 +282,11 @@ def test_lists_of_labels_and_images_that_are_not_square(tmp_path: Path, weighted
         "use": "image_list", "path": "pa100k/", "train": "train_list.txt", "separator": "tab", "labels": 26,
         "size": [256, 192], "pad": 10, "fit": "stretch",
     }  # fmt: skip
-    assert made["loss"] == {"use": "binary_cross_entropy", "over_labels": "sum"}
+    rarity = {"frequencies": "pa100k/train_list.txt"} if weighted == "True" else {}
+    assert made["loss"] == {"use": "binary_cross_entropy", **rarity, "over_labels": "sum"}
     assert made["metrics"] == [{"use": "average_precision"}]
     assert made["callbacks"][-1]["best"] == "average_precision"
-    assert [each.keys[0] for each in c.lost] == ["Loss.Train.MultiLabelLoss.weight_ratio"] * (
-        weighted == "True"
-    )
+    assert c.lost == []
     mentioned = {key for each in (*c.lost, *c.unused) for key in each.keys}
     assert mentioned | c.carried == c.values.keys() and not mentioned & c.carried
 
@@ -362,7 +363,7 @@ def test_rates_are_theirs_after_the_warm_up(tmp_path: Path, settings: str, their
         ("name: ImageNetDataset\n      image_root: ./dataset/flowers/\n      cls_label_path: ./dataset/flowers/train",
          "name: Cifar10\n      cls_label_path: train", "name: Cifar10: only lists of images"),
         ("name: ImageNetDataset\n      image_root: ./dataset/flowers/\n      cls_label_path: ./dataset/flowers/train",
-         "name: MultiLabelDataset\n      cls_label_path: train", "CELoss: of lists with several labels only"),
+         "name: MultiLabelDataset\n      cls_label_path: train", "CELoss: of lists with several labels MultiLabel"),
         ("CELoss: {weight: 1.0, epsilon: 0.1}", "TripletLoss: {}", "Loss.Train: TripletLoss: only CELoss alone"),
         ("name: Momentum", "name: AdamWDL", "Optimizer.name: AdamWDL: one Momentum, SGD, Adam, AdamW or RMSProp"),
         ("name: Cosine", "name: OneCycleLR", "Optimizer.lr.name: OneCycleLR: Cosine, Linear, Piecewise"),
@@ -429,3 +430,64 @@ def test_bad_input_writes_nothing(
         main(["import", str(tmp_path / "their.yaml"), "--out", str(tmp_path / "mine.yaml"), *options])
     assert ended.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "mine.yaml").exists()
+
+
+def asymmetric(folder: Path, *replacements: tuple[str, str]) -> Configuration:
+    """A training of labels with the asymmetric loss and the ML-Decoder head."""
+    text = ATTRIBUTES + DECODER
+    changes = [
+        ("    - MultiLabelLoss: {weight: 1.0, weight_ratio: WEIGHTED, size_sum: True}\n", LOSS),
+        ("Optimizer: {name: Momentum, momentum: 0.9, lr: {name: Cosine, learning_rate: 0.01}}\n", OPTIMIZER),
+        ("class_num: 26}", "class_num: 26, use_ml_decoder: True}"), ("      label_ratio: True\n", ""),
+    ]  # fmt: skip
+    for old, new in (*changes, *replacements):
+        assert old in text
+        text = text.replace(old, new, 1)
+    return configuration(folder, text)
+
+
+LOSS = "    - MultiLabelAsymmetricLoss: {weight: 1.0, gamma_pos: 0, gamma_neg: 4, clip: 0.05}\n"
+OPTIMIZER = (
+    "Optimizer: {name: AdamW, epsilon: 1e-8, weight_decay: 1e-4, lr: {name: Cosine, learning_rate: 1e-4}}\n"
+)
+DECODER = "MLDecoder: {query_num: 26, in_channels: 2048, remove_layers: []}\n"
+
+
+def test_the_asymmetric_loss_and_the_head_that_is_put_on(tmp_path: Path) -> None:
+    c = asymmetric(tmp_path)
+    made = recipe(c, 2)
+    assert made["loss"] == {
+        "use": "asymmetric", "gamma_positive": 0.0, "gamma_negative": 4.0, "margin": 0.05, "over_labels": "sum",
+    }  # fmt: skip
+    assert made["model"]["use"] == "ppcls.arch.build_model"
+    assert made["model"]["config"]["MLDecoder"] == {"query_num": 26, "in_channels": 2048, "remove_layers": []}
+    arch = made["model"]["config"]["Arch"]
+    assert arch.pop("name") and arch == {"class_num": 26, "use_ml_decoder": True}
+    assert made["optimizer"]["epsilon"] == 1e-8 / 64
+    assert any("theirs adds up a card's 64" in each for each in c.differences)
+    mentioned = {key for each in (*c.lost, *c.unused) for key in each.keys}
+    assert mentioned | c.carried == c.values.keys() and not mentioned & c.carried and c.lost == []
+
+
+def test_settings_of_the_asymmetric_loss(tmp_path: Path) -> None:
+    settings = ("clip: 0.05}", "clip: 0.05, disable_focal_loss_grad: False, reduction: mean}")
+    made = recipe(asymmetric(tmp_path, settings), 2)
+    assert made["loss"]["through_focus"] and "over_labels" not in made["loss"]
+    assert made["optimizer"]["epsilon"] == 1e-8
+    with pytest.raises(UsageError, match="mean has a recipe, and sum with AdamW"):
+        recipe(asymmetric(tmp_path, ("name: AdamW", "name: Momentum")), 2)
+
+
+def test_adamw_with_a_smaller_epsilon_takes_the_steps_of_a_loss_that_is_added_up() -> None:
+    weights = []
+    for factor, epsilon in ((64.0, 1e-8), (1.0, 1e-8 / 64)):
+        weight = paddle.create_parameter(
+            [3], "float64", default_initializer=paddle.nn.initializer.Constant(0.5)
+        )
+        update = paddle.optimizer.AdamW(0.1, parameters=[weight], epsilon=epsilon, weight_decay=0.01)
+        for number in range(5):
+            ((weight * paddle.to_tensor([1e-9, 1e-3, number], "float64")).sum() * factor).backward()
+            update.step()
+            update.clear_grad()
+        weights.append(weight.numpy())
+    np.testing.assert_allclose(*weights, rtol=1e-12)

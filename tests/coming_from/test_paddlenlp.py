@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,11 @@ def test_a_training_of_paddleformers(tmp_path: Path) -> None:
         "floor": 0.1,
         "warmup": "20 steps",
     }
-    assert sections["dataset"]["path"] == "./train.jsonl" and "adapter" not in sections
-    assert reasons(c) == {"packing": "texts are cut into windows, which go across documents"}
+    assert sections["dataset"] == {
+        "use": "packed_texts", "path": "./train.jsonl", "length": 32,
+        "tokenizer": f"{tmp_path}/llama/tokenizer.json",
+    }  # fmt: skip
+    assert "adapter" not in sections and reasons(c) == {}
     assert_each_key_once(c)
 
 
@@ -203,17 +207,13 @@ def test_dropout_of_gpt_is_an_argument(tmp_path: Path) -> None:
 
 def test_what_is_not_the_same_is_lost(tmp_path: Path) -> None:
     more = {
-        "src_length": 1024, "zero_padding": True, "rslora": True, "decay_steps": 5000, "optim": "adamw_mini",
+        "src_length": 1024, "chat_template": "a.json", "rslora": True, "decay_steps": 5000, "optim": "adamw_mini",
         "surprise": 1, "recompoute": True, "dataset_name_or_path": "d", "input_dir": None,
     }  # fmt: skip
     c = arguments(tmp_path, **PRETRAIN | more)
     recipe(c, 8, model_folder(tmp_path, "llama"))
-    assert reasons(c).keys() == {*more} - {"input_dir"}
+    assert reasons(c).keys() == {*more} - {"input_dir", "dataset_name_or_path"}
     assert reasons(c)["recompoute"].endswith("did you mean recompute?")
-    assert (
-        reasons(c)["dataset_name_or_path"]
-        == "all tokens of a text are learned; theirs leaves out the prompts"
-    )
     assert_each_key_once(c)
 
 
@@ -291,3 +291,173 @@ def test_samples_that_are_not_shuffled_there_are_named(tmp_path: Path) -> None:
     c = arguments(tmp_path, **PRETRAIN | {"dataloader_shuffle": False, "random_shuffle": True})
     recipe(c, 8, model_folder(tmp_path, "llama"))
     assert "dataloader_shuffle" in reasons(c) and "random_shuffle" not in reasons(c)
+
+
+SFT: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "dataset_name_or_path": "./data", "do_train": True,
+    "per_device_train_batch_size": 2, "num_train_epochs": 1, "learning_rate": 3e-05, "max_length": 48,
+    "evaluation_strategy": "epoch", "save_strategy": "epoch", "tensor_parallel_degree": 1, "zero_padding": False,
+    "bf16": True,
+}  # fmt: skip
+PAIRS = {"field": "src", "answers": "tgt"}
+
+
+@pytest.mark.parametrize(
+    ("more", "dataset"),
+    [
+        ({}, {"path": "./data/train.json", "test": "./data/dev.json", "packing": False}),
+        ({"zero_padding": True}, {"path": "./data/train.json", "test": "./data/dev.json", "packing": True}),
+        ({"intokens": True}, {"path": "./data/train.json", "test": "./data/dev.json", "packing": True}),
+        ({"evaluation_strategy": "no"}, {"path": "./data/train.json", "held_out": 0.0, "packing": False}),
+    ],
+)  # fmt: skip
+def test_fine_tuning_is_chat(tmp_path: Path, more: dict[str, Any], dataset: dict[str, Any]) -> None:
+    c = arguments(tmp_path, **SFT | more)
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))
+    tokenizer = {"tokenizer": f"{tmp_path}/llama/tokenizer.json", "length": 48}
+    assert made["dataset"] == {"use": "chat", **tokenizer, **dataset, **PAIRS}
+    assert made["loss"] == {"use": "cross_entropy", "ignore_index": -100} and c.lost == []
+    assert any("chat_template.json, or without one as src and tgt alone" in each for each in c.differences)
+    assert any(each.startswith("./data is not here: train.json and dev.json in it") for each in c.differences)
+    assert_each_key_once(c)
+
+
+def test_the_folder_that_is_there_decides(tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    c = arguments(tmp_path, **SFT | {"dataset_name_or_path": str(tmp_path / "data")})
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]
+    assert (made["path"], made["test"]) == (f"{tmp_path}/data/train", f"{tmp_path}/data/dev")
+    assert not any("is not here" in each for each in c.differences)
+
+
+def formers(folder: Path, **more: Any) -> Configuration:
+    """A fine-tuning of PaddleFormers on two data sets."""
+    return arguments(
+        folder,
+        **{
+            "stage": "SFT", "fine_tuning": "full", "model_name_or_path": "Qwen/Qwen3-0.6B", "max_seq_len": 32,
+            "train_dataset_type": "erniekit,messages", "train_dataset_path": "a.jsonl, b/c.jsonl",
+            "train_dataset_prob": "0.8,0.2", "packing": True, "template_backend": "jinja", "template": "qwen3",
+            "per_device_train_batch_size": 1, "max_steps": 10, **more,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "settings"),
+    [
+        ({}, {}),
+        ({"mix_strategy": "concat"}, {}),
+        ({"mix_strategy": "interleave_under"}, {"epoch": "first_exhausted"}),
+        ({"mix_strategy": "interleave_over"}, {"epoch": "all_exhausted"}),
+        ({"mix_strategy": "random"}, {"weight": True}),
+        ({"mix_strategy": "random", "max_steps": -1, "num_samples_each_epoch": 50}, {"samples": 50}),
+    ],
+)
+def test_data_sets_with_probabilities_are_a_mixture(
+    tmp_path: Path, more: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    c = formers(tmp_path, **more)
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]
+    common = {
+        "use": "chat", "tokenizer": f"{tmp_path}/llama/tokenizer.json", "length": 32, "packing": True,
+        "longer": "leave_out", "held_out": 0.0,
+    }  # fmt: skip
+    weights = [{"weight": 0.8}, {"weight": 0.2}] if settings else [{}, {}]
+    sources = [
+        {**common, "path": "a.jsonl", **PAIRS, **weights[0]},
+        {**common, "path": "b/c.jsonl", **weights[1]},
+    ]
+    settings.pop("weight", None)
+    assert made == {"use": "mixture", "sources": sources, **settings}
+    assert c.lost == []
+    assert_each_key_once(c)
+
+
+def test_held_out_data_sets_belong_to_one_of_their_form(tmp_path: Path) -> None:
+    more = {"eval_dataset_type": "messages", "eval_dataset_path": "e.jsonl", "do_eval": True}
+    c = formers(tmp_path, **more)
+    first, second = recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]["sources"]
+    assert first["held_out"] == 0.0 and second["test"] == "e.jsonl" and c.lost == []
+    c = formers(tmp_path, **more | {"train_dataset_type": "erniekit,erniekit"})
+    recipe(c, 2, model_folder(tmp_path, "llama"))
+    assert reasons(c) == {"eval_dataset_path": "a data set has one test of its form, so e.jsonl is not read"}
+    c = formers(tmp_path, do_eval=True)
+    recipe(c, 2, model_folder(tmp_path, "llama"))
+    assert any(each.startswith("dataset.test: theirs evaluates") for each in c.to_fill)
+    c = formers(tmp_path, eval_dataset_path="e.jsonl")
+    sources = recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]["sources"]
+    assert all("test" not in source for source in sources) and c.lost == []
+    assert_each_key_once(c)
+
+
+@pytest.mark.parametrize(
+    ("more", "lost"),
+    [
+        ({"template_backend": "custom"}, {"template"}),
+        ({"template_backend": None}, {"template"}),
+        ({"truncation_strategy": "left"}, {"truncation_strategy"}),
+        ({"train_dataset_type": "erniekit,alpaca"}, {"train_dataset_type"}),
+        ({"train_dataset_path": "a.jsonl#100,b.jsonl"}, {"train_dataset_path"}),
+        ({"mix_strategy": "shuffle"}, {"mix_strategy"}),
+        ({"use_template": False, "split_multi_turn": True}, {"use_template", "split_multi_turn"}),
+        ({"padding_free": True, "buffer_size": 9, "train_dataset_prob": "1.0, 0"}, set()),
+    ],
+)
+def test_what_conversations_cannot_honour_is_lost(
+    tmp_path: Path, more: dict[str, Any], lost: set[str]
+) -> None:
+    c = formers(tmp_path, **more)
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]
+    assert reasons(c).keys() == lost
+    assert "#" not in str(made) and (made["use"] == "chat") == ("train_dataset_prob" in more)
+    assert_each_key_once(c)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"train_dataset_prob": "0.8"}, "has 2 paths, and there are 2 types and 1 probabilities"),
+        ({"train_dataset_prob": "0.8,much"}, "needs a number for each path, such as 0.8,0.2"),
+        ({"train_dataset_prob": "0,0"}, "is 0 for each path"),
+    ],
+)
+def test_lists_that_do_not_agree_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        recipe(formers(tmp_path, **more), 2, model_folder(tmp_path, "llama"))
+
+
+@pytest.mark.parametrize(
+    ("more", "packing"), [({}, False), ({"packing": True, "truncate_packing": False}, True)]
+)
+def test_texts_that_are_not_cut_there_are_windows(
+    tmp_path: Path, more: dict[str, Any], packing: bool
+) -> None:
+    c = arguments(tmp_path, stage="PT", model_name_or_path="x", train_dataset_path="a.jsonl", **more)
+    assert recipe(c, 2, model_folder(tmp_path, "llama"))["dataset"]["use"] == "text_files"
+    assert reasons(c).keys() == {*more} and any("leaves out the rest" in each for each in c.differences)
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_two_ranks_learn_imported_conversations_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("a.jsonl", 20), ("c.jsonl", 7)):
+        both = [{"src": [f"{n}?"], "tgt": [f"{n * n}."]} for n in range(count)]
+        own = [
+            [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{-n}."}]
+            for n in range(count)
+        ]
+        lines = both if name == "a.jsonl" else [{"messages": each} for each in own]
+        Path(name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    folder = model_folder(tmp_path, "llama", max_position_embeddings=96)
+    formers(tmp_path, train_dataset_path="a.jsonl,c.jsonl", mix_strategy="interleave_over", max_seq_len=96)
+    result = import_recipe(Path("args.json"), 2, Path("sft.yaml"), model=folder)
+    assert result.obstacle == ""
+    data = [f"dataset.sources.{n}.tokenizer=bytes" for n in (0, 1)]
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "sft.yaml", "--ranks", "2", "--steps", "2", *data, "train.precision=float32"])
+    assert ended.value.code == 0

@@ -48,6 +48,16 @@ def test_parameters_are_settings() -> None:
     assert read_settings(config, {"width": 3, "names": ["a"]}, NET).build().given == (3, print, ["a"], 1)
 
 
+def test_a_function_that_empties_its_mapping_leaves_the_recipe_as_it_is() -> None:
+    """A second model of the same recipe was another one."""
+
+    def head(config: dict[str, Any]) -> tuple[Any, Any]:
+        return config.pop("name"), config["layers"].pop()
+
+    config = read_settings(config_of(head, "models"), {"config": {"name": "a", "layers": [1, 2]}}, NET)
+    assert [config.build(), config.build()] == [("a", 2)] * 2
+
+
 def test_mistakes_are_told_as_for_any_part() -> None:
     with pytest.raises(RecipeError) as caught:
         read_settings(config_of(Net, "models"), {"width": "x", "wdth": 1}, NET)
