@@ -77,6 +77,7 @@ def tried(recipe: Recipe) -> list[str]:
         if not names:  # no evaluation has computed a loss
             names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
         _refuse_classes(trainer, recipe)
+        trainer.refuse_schedule()
         trainer.tell_refuse()
     except PaddleDPError:
         raise

@@ -114,7 +114,10 @@ def _joined(same: list[Mistake]) -> Mistake:
 def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext) -> list[Mistake]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, RecipeError):  # a part's mistakes keep their text
-        return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
+        return [
+            replace(m, path=(*path, *m.path), message=_with_key(m.message, path, owner))
+            for m in cause.mistakes
+        ]
     group, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
         text = f"{owner.subject_at(group)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, group))}"
@@ -126,6 +129,17 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
     else:
         text = complaint(detail, owner.dotted(path) or owner.subject)
     return [Mistake(where="", message=text, path=path)]
+
+
+def _with_key(message: str, path: Keys, owner: ErrorContext) -> str:
+    """The message on a part, which knows the last word of its key alone, with the whole key: those of turns are deeper
+    than the recipe's."""
+    if len(path) < 2 or not isinstance(path[-1], str) or message.startswith(key := owner.dotted(path)):
+        return message
+    name = path[-1]
+    if re.match(rf"{re.escape(name)}[.: ]", message):
+        return key + message[len(name) :]
+    return f"{key}: {message}"
 
 
 def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:

@@ -588,6 +588,8 @@ def check_turns(recipe: Recipe) -> None:
         "train.precision": recipe.train.precision.level == "O2"
         and any(turn.optimizer for turn in recipe.turns.values())
         and "optimizers of single turns keep no float32 copies of weights: set level: O1, or one optimizer for all",
+        "mix": recipe.mix is not None
+        and "a turn's loss compares inputs, such as noise, with targets, and a blend of two noises is none",
         "train.compile": recipe.train.compile
         and "a program is traced once, and each turn fixes other parameters",
         "strategy": not recipe.strategy.config.takes_turns

@@ -41,6 +41,8 @@ def bad(outputs, targets):
         ("callbacks.5={use: early_stop, watch: val_loss}", r"early_stop\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("dataset={use: image_folder}", r"dataset\.path is not given"),
         ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),
+        ("schedule={use: plateau, learning_rate: 0.1, watch: val_loss}",
+         r"schedule\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("model.classes=5", r"model\.classes is 5, and dataset digits has 10 classes: set model\.classes=10"),
     ],
 )  # fmt: skip

@@ -24,8 +24,7 @@ from paddle_dp.errors import DataError, InstallError
 from paddle_dp.recipe import LoaderSettings
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.units import Bytes
-from tests.house.training import build_trainer, recorded
-from tests.ranks import run_ranks
+from tests.house.resumed import assert_learned_on_any_ranks
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'paddle_dp[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -333,13 +332,6 @@ callbacks: [{{use: checkpoint, every: 100 steps}}]
 """
 
 
-def learn(path: str, folder: str, until: str, resume: bool = False) -> list[list[float]]:
-    trainer = build_trainer(RECIPE.format(path=path), folder, resume=resume)
-    rows = recorded(trainer)
-    trainer.fit(until)
-    return rows
-
-
 @pytest.mark.long
 @pytest.mark.processes
 def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_another_number(
@@ -349,12 +341,7 @@ def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_an
     assert (
         max(map(len, contents)) * GROUP > 3 * 1024 / 2
     )  # a window has a group, and an epoch of 9 steps many
-    alone = run_ranks(learn, 1, str(tmp_path), str(tmp_path / "1"), "20 steps")[0]
-    for rows in run_ranks(learn, 3, str(tmp_path), str(tmp_path / "3"), "20 steps"):
-        np.testing.assert_allclose(rows, alone, rtol=1e-5)
-    run_ranks(learn, 2, str(tmp_path), str(tmp_path / "2"), "14 steps")
-    for rows in run_ranks(learn, 3, str(tmp_path), str(tmp_path / "2"), "20 steps", resume=True):
-        np.testing.assert_allclose(rows, alone[14:], rtol=1e-5)
+    assert_learned_on_any_ranks(RECIPE.format(path=tmp_path), tmp_path, 20, 14)
 
 
 def test_an_image_that_is_null_is_named(tmp_path: Path) -> None:

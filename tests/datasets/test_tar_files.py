@@ -21,8 +21,7 @@ from paddle_dp.datasets import _tars
 from paddle_dp.datasets.image_list import Config as ImageList
 from paddle_dp.datasets.tar_files import Config
 from paddle_dp.errors import DataError
-from tests.house.training import build_trainer, recorded
-from tests.ranks import run_ranks
+from tests.house.resumed import assert_learned_on_any_ranks
 
 COUNT, SIZE = 13, 16
 
@@ -311,25 +310,13 @@ callbacks: [{{use: checkpoint, every: 100 steps}}]
 """
 
 
-def learn(path: str, folder: str, until: str, resume: bool = False) -> list[list[float]]:
-    trainer = build_trainer(RECIPE.format(path=path), folder, resume=resume)
-    rows = recorded(trainer)
-    trainer.fit(until)
-    return rows
-
-
 @pytest.mark.long
 @pytest.mark.processes
 def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_another_number(
     tmp_path: Path, save_image: Callable[..., Path]
 ) -> None:
     make(tmp_path, save_image)
-    alone = run_ranks(learn, 1, str(tmp_path), str(tmp_path / "1"), "8 steps")[0]
-    for rows in run_ranks(learn, 3, str(tmp_path), str(tmp_path / "3"), "8 steps"):
-        np.testing.assert_allclose(rows, alone, rtol=1e-5)
-    run_ranks(learn, 2, str(tmp_path), str(tmp_path / "2"), "6 steps")  # an epoch has 4
-    for rows in run_ranks(learn, 3, str(tmp_path), str(tmp_path / "2"), "8 steps", resume=True):
-        np.testing.assert_allclose(rows, alone[6:], rtol=1e-5)
+    assert_learned_on_any_ranks(RECIPE.format(path=tmp_path), tmp_path, 8, 6)  # an epoch has 4
 
 
 def test_a_name_may_begin_with_a_line_and_hidden_files_are_left_out(

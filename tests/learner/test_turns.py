@@ -315,6 +315,20 @@ GAN = Path(__file__).parents[2] / "configs" / "digits_gan.yaml"
         ),
         ("turns.generator.evry=2 steps", "turns.generator has no setting 'evry'. Did you mean 'every'"),
         ("turns.generator.every=1 epoch", "is not a quantity like '50 steps'"),
+        (
+            "turns.generator.optimizer={use: adamw, betta1: 0.5}",
+            "turns.generator.optimizer adamw has no setting 'betta1'. Did you mean 'beta1'",
+        ),
+        (
+            "turns.generator.optimizer={use: adamw, beta1: 2}",
+            "turns.generator.optimizer.beta1: 2 is not less than 1",
+        ),
+        (
+            "turns.generator.loss={use: nothing_like_it}",
+            "turns.generator.loss: there is no loss 'nothing_like_it'",
+        ),
+        ("turns.generator.loss=cross_entropy", "turns.generator.loss: a part is a group of settings"),
+        ("mix={mixup: 0.2}", "mix: does not go with turns: a turn's loss compares inputs, such as noise"),
         ("turns.generator.match=[]", "turns.generator.match: is empty"),
         ("loss={use: mean_squared_error}", "each of the turns has a loss"),
         ("strategy={use: local_sgd}", "strategy: does not go with turns"),
