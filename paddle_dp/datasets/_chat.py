@@ -94,7 +94,10 @@ def _weighed(messages: list[Message], label: list[int]) -> list[Message]:
     """The messages, with weight 0 for the answers whose number in `label` is 0."""
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if len(answers) != len(label):
-        raise WrongLineError(f"'label' has {len(label)} numbers, and there are {len(answers)} answers")
+        raise WrongLineError(
+            f"'label' has {len(label)} numbers, and there are {len(answers)} answers: give each 1 if it is learned, or "
+            "0, or rename the field"
+        )
     silent = {number for number, weight in zip(answers, label, strict=True) if not weight}
     return [{**message, "weight": 0} if n in silent else message for n, message in enumerate(messages)]
 

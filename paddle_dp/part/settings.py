@@ -19,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean, near
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.part.config import Keys, adapter, fields_of, setting_at, show
+from paddle_dp.part.shelf import SHELVES
 from paddle_dp.units import Quantity
 
 T = TypeVar("T")
@@ -134,9 +135,9 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
 def _with_key(message: str, path: Keys, owner: ErrorContext) -> str:
     """The message on a part, which knows the last word of its key alone, with the whole key: those of turns are deeper
     than the recipe's."""
-    if len(path) < 2 or not isinstance(path[-1], str) or message.startswith(key := owner.dotted(path)):
+    key, name = owner.dotted(path), str(path[-1]) if path else ""
+    if name not in SHELVES.values() or name == key or message.startswith(key):
         return message
-    name = path[-1]
     if re.match(rf"{re.escape(name)}[.: ]", message):
         return key + message[len(name) :]
     return f"{key}: {message}"

@@ -345,6 +345,16 @@ def test_what_does_not_fit_is_refused_at_the_door(override: str, message: str) -
     assert message in str(error.value)
 
 
+def test_a_mistake_in_a_turn_of_a_script_has_its_key(tmp_path: Path) -> None:
+    turns = {
+        "generator": {"match": ["generator.*"], "optimizer": {"use": "adamw", "betta1": 0.5}, "loss": sum}
+    }
+    with pytest.raises(UsageError, match=r"turns\.generator\.optimizer adamw has no setting 'betta1'"):
+        Trainer.of(
+            model=model_of(), optimizer="sgd", train=Pairs(), batch=2, folder=str(tmp_path), turns=turns
+        )
+
+
 def test_a_turn_that_is_never_due_is_refused() -> None:
     with pytest.raises(RecipeError, match="none has its turn in every step"):
         read_recipe(GAN, ["turns.generator.every=2 steps", "turns.discriminator.every=3 steps"])
