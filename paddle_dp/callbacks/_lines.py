@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
+from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.text import plural
 from paddle_dp.train import Evaluation, Progress, Run, Training
 
@@ -173,6 +174,8 @@ def summary(
     is_over = not took.steps and took.first >= training.total_steps > 0
     done = f"nothing left to do: all {plural(took.first, 'step')} were done before" if is_over else took
     yield f"{done}. The run is in {run.folder}"
+    if goodput := read_goodput(run.folder):  # of a run that was restarted
+        yield f"  {goodput}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     if run.identity is not None and run.folder.is_dir():  # the callback `report` writes it after this line

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import open_regular, replace
 from paddle_dp.errors import CheckpointError, message_of
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
@@ -65,6 +66,9 @@ class Metrics(Callback):
             "ranks": mesh.ranks,
             "device": mesh.displayed_device,
             "host": mesh.host,
+            "job_seconds": round(
+                time.monotonic() - heartbeat.born, 3
+            ),  # since the job's start, for its goodput
         }
         lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
         self._write(moment, {**facts, **lengths})

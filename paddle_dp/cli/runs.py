@@ -19,19 +19,29 @@ from paddle_dp.cli.training import NO_TRAINING, start
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.plan.changes import changes
+from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.plan.measured import NOT_MEASURED, Measured
 
 PLAIN = ("strategy.use=single", "train.precision=float32")  # the plain one-process model
 
 
 def step_report(run: Path, json: bool = False) -> str:
-    """Returns the lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
-    measurement = _last(run)
+    """Returns the lines of a run's goodput, if it was restarted, and last measurement, or one JSON object. Raises
+    UsageError for a run without either."""
+    goodput = read_goodput(run)
+    lines = [f"{goodput}.".replace(", ", ",\n  ")] if goodput else []
+    fields = {"restarts": goodput.as_fields()} if goodput else {}
+    try:
+        measurement = _last(run)
+    except UsageError as error:
+        if goodput is None:
+            raise
+        return json_text.dumps(fields, indent=2) if json else "\n".join([*lines, str(error)])
     measured = Measured.from_fields(measurement)
     if not json:
-        return "\n".join(measured.report())
+        return "\n".join([*lines, *measured.report()])
     advice = [asdict(change) for change in changes(measured.rank_times, measured.facts)]
-    return json_text.dumps({**measured.as_fields(), "changes": advice}, indent=2)
+    return json_text.dumps({**measured.as_fields(), "changes": advice, **fields}, indent=2)
 
 
 def _last(run: Path) -> dict[str, Any]:
@@ -64,6 +74,7 @@ def why(
 ) -> None:
     """Show where the time of a run's steps goes, on each rank, and ways to make them shorter.
 
+    A run that was restarted shows its goodput first: the share of its wall time in updates that count.
     Reads the run's record, while it runs or afterwards: every training measures a few of its steps, ever more
     rarely (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """

@@ -11,6 +11,7 @@ from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Plan, headline
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.restarts import AttemptResult, Restart
+from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.text import numbered, plural
 
 
@@ -78,12 +79,13 @@ def answer(
 
 
 def end(text: str, plan: Plan, attempt: Path) -> None:
-    """Shows why the job ended, and how to resume it."""
+    """Shows why the job ended, the goodput of a run that was restarted, and how to resume it."""
     from paddle_dp.launch.resume import how_to_resume  # imports NumPy, which few jobs need here
 
-    write(
-        "\n".join(filter(None, [text.rstrip(), how_to_resume(plan.job, attempt.parent.parent, plan.began)]))
-    )
+    folder = attempt.parent.parent
+    goodput = read_goodput(folder)
+    lines = [text.rstrip(), str(goodput or ""), how_to_resume(plan.job, folder, plan.began)]
+    write("\n".join(filter(None, lines)))
 
 
 def write(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paddle_dp.mesh.degrees import AXES, AXIS_ROLES, Degrees
+from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
 from paddle_dp.report.facts import degrees_of, timespan
@@ -70,6 +71,8 @@ def time_shares(run: RunRecord) -> Html:
                 f" For {timespan(stalled)} ({stalled / run.seconds:.0%}) it stood still to write checkpoints."
             )
         body.append(paragraph(text))
+    if goodput := read_goodput(run.folder):
+        body.append(paragraph(f"Restarts: {goodput}."))
     line = run.last("measured")
     if not line:
         return section("Where the time went", *body, paragraph(_UNMEASURED, "quiet") if run.events else "")

@@ -390,3 +390,21 @@ def test_what_the_guard_left_out_is_counted_once(run, at, found, capsys):
     tell(console, at, found)
     console.end(at("end", 14))
     assert "left out" not in capsys.readouterr().out
+
+
+def test_a_run_that_was_restarted_ends_with_its_goodput(run: Run, trainer: Any) -> None:
+    def restarted() -> list[str]:
+        summary = _lines.summary(run, _lines.Took(4, 1.0), None, None, trainer)
+        return [line for line in summary if "goodput" in line]
+
+    run.folder.mkdir()
+    step = '"event": "step", "step": 10, "time": 1010, "seconds_per_step": 1'
+    lines = ['{"event": "start", "step": 0, "time": 1000}\n', f"{{{step}}}\n"]
+    (run.folder / "metrics.jsonl").write_text("".join(lines))
+    assert not restarted()
+    again = [lines[0], lines[0], lines[1].replace("1010", "1020")]
+    (run.folder / "metrics.jsonl").write_text("".join(again))
+    [line] = restarted()
+    assert line.startswith(
+        "  goodput 50%: of 20 s in 2 attempts, 10 s went into the 10 updates that count, 0 s into"
+    )

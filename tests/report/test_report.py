@@ -109,10 +109,9 @@ def test_a_resumed_run_lists_its_attempts(tmp_path: Path) -> None:
         runs.attempt(why=None, to=10),
         runs.attempt(begun="1970-01-01T00:20:00Z", ranks=3, **{"from": 10}),
     ]
-    again = runs.start(10, time=1200.0)
-    text = seen(
-        runs.write(tmp_path, runs.start(), *runs.steps(1, 10), again, certificate=runs.certificate(*attempts))
-    )
+    again, steps = runs.start(10, time=1200.0), runs.steps(1, 10, seconds_per_step=1.0)
+    text = seen(runs.write(tmp_path, runs.start(), *steps, again, certificate=runs.certificate(*attempts)))
+    assert "Restarts: goodput 5%: of 200 s in 2 attempts" in text
     assert "10 to 40" in text and "its end was not recorded" in text
     assert "resumed at step 10" in text  # the title of the mark in the curves
 

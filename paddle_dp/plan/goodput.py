@@ -1,0 +1,163 @@
+"""Goodput of a run that was restarted: the share of its wall time in updates that count in the end.
+
+It is read from the lines of metrics.jsonl, which keeps no line of an update that a later attempt has repeated. In the
+literature: runtime goodput (Google Cloud's "ML Productivity Goodput", 2024), and the effective training time ratio of
+Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (2024).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import StoppedError
+from paddle_dp.text import duration, plural
+
+_START = b'{"event": "start"'  # the beginning of an attempt's first line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Seconds of a run: `seconds` by the clock on the wall, from the start of its first job to its last line, of these
+    `updating` in the `updates` that count, and `restarting` from the job's start, or from an attempt's last update that
+    counts, to the beginning of the next attempt. The rest are evaluations, checkpoints and other callbacks.
+
+    A pause after a training that ended well or was asked to stop is in none of these: nobody waited for it. Updates
+    since the last checkpoint count until another attempt repeats them.
+    """
+
+    attempts: int
+    updates: int
+    updating: float
+    restarting: float
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """Goodput, from 0 to 1."""
+        return min(self.updating / self.seconds, 1.0) if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        """ "goodput 71%: of 120 s in 3 attempts, 85.2 s went into the 1200 updates that count, …"."""
+        other = max(self.seconds - self.updating - self.restarting, 0.0)
+        return (
+            f"goodput {self.share:.0%}: of {_time(self.seconds)} in {plural(self.attempts, 'attempt')}, "
+            f"{_time(self.updating)} went into the {plural(self.updates, 'update')} that count, "
+            f"{_time(self.restarting)} into starts and repeated updates, {_time(other)} into checkpoints and other "
+            "callbacks"
+        )
+
+    def as_fields(self) -> dict[str, float]:
+        """The fields of a JSON object."""
+        return {
+            "goodput": round(self.share, 4), "attempts": self.attempts, "updates": self.updates,
+            "seconds": round(self.seconds, 3), "seconds_updating": round(self.updating, 3),
+            "seconds_restarting": round(self.restarting, 3),
+        }  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """The lines of one attempt. `begin`: seconds since 1970 at its first update, `job`: at its job's start; `timed`
+    updates took `timed_seconds`. `time` and `step`: of its last line. `is_over`: it ended well, or stopped by request.
+    """
+
+    first: int
+    begin: float
+    job: float
+    step: int
+    time: float
+    timed: int = 0
+    timed_seconds: float = 0.0
+    is_over: bool = False
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Reads a line after the attempt's `start`."""
+        step = int(line["step"])
+        rate = line.get("seconds_per_step")
+        if line["event"] == "step" and isinstance(rate, float | int) and step > self.step_timed:
+            self.timed_seconds += (step - self.step_timed) * rate
+            self.timed += step - self.step_timed
+        self.step, self.time = max(self.step, step), float(line["time"])
+        stopped = line["event"] == "failed" and line.get("kind") == StoppedError.__name__
+        self.is_over = self.is_over or stopped or line["event"] == "end"
+
+    @property
+    def step_timed(self) -> int:
+        """The step until which updates are timed."""
+        return self.first + self.timed
+
+
+def read_goodput(run: Path) -> Goodput | None:
+    """The goodput of the run in a folder, from its metrics.jsonl. None for a run with one attempt, or without that
+    file."""
+    attempts = sum(1 for _ in (run / "logs").glob("attempt-*"))
+    path = run / "metrics.jsonl"
+    try:
+        with path.open("rb") as file:
+            attempts = max(attempts, sum(line.startswith(_START) for line in file))
+        if attempts < 2:
+            return None
+        with path.open("rb") as file:
+            return goodput(_parsed(file), attempts)
+    except OSError:
+        return None
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterable[Mapping[str, Any]]:
+    for text in lines:
+        try:
+            line = json.loads(text)
+            if isinstance(line["event"], str) and isinstance(line["step"] + line["time"], float | int):
+                yield line
+        except (ValueError, KeyError, TypeError, RecursionError):  # half a line, or one of another program
+            continue
+
+
+def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | None:
+    """The goodput of `lines` of metrics.jsonl; None without a timed update. `attempts`: at least so many, for one that
+    failed before its first update has no line.
+
+    Updates between an attempt's last timed line and the step from which the next attempt begins take the mean time.
+    """
+    rows: list[_Attempt] = []
+    for line in lines:
+        if line["event"] == "start":
+            time, step = float(line["time"]), int(line["step"])
+            job = time - float(line.get("job_seconds", 0.0))
+            rows.append(_Attempt(first=step, begin=time, job=job, step=step, time=time))
+        elif rows:
+            rows[-1].add(line)
+    timed = sum(row.timed for row in rows)
+    if not timed:
+        return None
+    rate = sum(row.timed_seconds for row in rows) / timed
+    updates, updating = 0, 0.0
+    restarting = pauses = 0.0
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        counted = max((after.first if after else row.step) - row.first, 0)
+        updates += counted
+        updating += row.timed_seconds + (counted - row.timed) * rate
+        if after is not None:
+            pause = max(after.job - row.time, 0.0) if row.is_over else 0.0
+            last_update = row.time + max(row.first + counted - row.step, 0) * rate
+            restarting += max(after.begin - last_update - pause, 0.0)
+            pauses += pause
+    restarting += rows[0].begin - rows[0].job
+    return Goodput(
+        attempts=max(attempts, len(rows)), updates=updates, updating=updating, restarting=restarting,
+        seconds=rows[-1].time - rows[0].job - pauses,
+    )  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    """ "85.2 s", "12 min 5 s", "3 h 20 min"."""
+    if seconds < 600:
+        return duration(seconds) if seconds else "0 s"
+    minutes = round(seconds) // 60
+    return (
+        f"{minutes} min {round(seconds) % 60} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    )
