@@ -45,6 +45,17 @@ def listen_to_this_machine_only(master: str) -> None:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
 
 
+def send_at_once() -> None:
+    """Makes this process's TCP connections send small messages at once, and those that its listening sockets accept.
+
+    Paddle's store writes a request in pieces, and the kernel holds the second one back until the first is acknowledged:
+    44 ms for each `add`, 88 ms for a `get` (3.3.1). Call it when the store is there, before anything else uses it.
+    """
+    for end in sockets():
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 def close_to_all(end: socket.socket) -> None:
     """Makes a listening socket ignore all new connections. Raises OSError if the system does not support that."""
     program = ctypes.create_string_buffer(DROP_ALL)

@@ -16,7 +16,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
-from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only
+from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, send_at_once
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
@@ -25,6 +25,11 @@ from paddle_dp.mesh.transport import Patience
 
 if TYPE_CHECKING:
     import paddle
+
+POLL, MAX_POLL = (
+    0.001,
+    0.02,
+)  # seconds between two looks at a count of the store, doubled from one to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +179,10 @@ class Mesh:
             return
         key = f"paddle_dp/wait/{next(self._waits)}/{name}"
         with self.waiting(f"'{name}'"):
-            arrived = self._store.add(key, 1)
+            arrived, pause = self._store.add(key, 1), POLL
             while arrived < self.ranks:
-                time.sleep(0.02)
-                arrived = self._store.add(key, 0)
+                time.sleep(pause)
+                arrived, pause = self._store.add(key, 0), min(2 * pause, MAX_POLL)
 
     def waiting(self, activity: str, computes: bool = False) -> AbstractContextManager[None]:
         """Wraps an exchange `activity` of all ranks: if it takes long, each waiting rank prints the late ranks.
@@ -257,9 +262,9 @@ def join(
                 with heartbeat.waiting("rank 0's store") if here.rank else nullcontext():
                     (wait_for_port if here.rank else check_port)(here.master)
             with heartbeat.waiting("the meeting of all ranks"), connections.blamed():
-                if servers:
-                    paddle.base.core.create_or_get_global_tcp_store()
-                else:
+                paddle.base.core.create_or_get_global_tcp_store()
+                send_at_once()
+                if not servers:
                     paddle.distributed.init_parallel_env()
             listen_to_this_machine_only(here.master or "")
             seconds = _set_patience(patience, "" if servers else device_name)

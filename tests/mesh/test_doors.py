@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.mesh.doors import Connections
+from paddle_dp.mesh.doors import Connections, send_at_once
 from tests.strangers import as_stranger, needs_another_user
 
 
@@ -31,6 +31,21 @@ def test_a_closed_port_takes_nobody_more_and_keeps_who_is_there(listener):
         ours.sendall(b"still here")
         assert theirs.recv(10) == b"still here"
         theirs.close()
+
+
+def test_pieces_of_a_request_wait_for_no_acknowledgement(listener):
+    def at_once(end):
+        return bool(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    with socket.create_connection(listener.getsockname()) as before:
+        listener.accept()[0].close()
+        assert not at_once(before)
+        send_at_once()
+        assert at_once(before)
+    with socket.create_connection(listener.getsockname()) as later:  # the listener's end sends the answers
+        accepted, _ = listener.accept()
+        with accepted:
+            assert at_once(accepted) and not at_once(later)
 
 
 @pytest.fixture
