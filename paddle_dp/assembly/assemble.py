@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,12 +27,13 @@ from paddle_dp.data.sources import refuse_targets, sources_targets
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, same_run
 from paddle_dp.identity.facts import TrainingSettings
+from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Load, LoaderSettings, write_recipe
-from paddle_dp.structure import mapped
+from paddle_dp.structure import leaves, mapped
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import progress_of
@@ -94,6 +95,7 @@ class TrainerBuilder:
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         self._targets: dict[str, Any] = {}  # of the first sample of each of a data set's sources
         self._findings: Findings | None = None  # of the task's trial
+        self._identity: Mapping[str, Any] | None = None  # of a recipe's or a script's training
         self.metrics: tuple[Metric, ...] = ()  # of evaluations, from when the loss is known
         consistency.compare_setups(setup, mesh)
         for component in (setup.requested.strategy, *setup.requested.callbacks):
@@ -234,7 +236,11 @@ class TrainerBuilder:
         data = loader.dataset.dataset if isinstance(loader.dataset, ReadByMain) else loader.dataset
         most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
         first = trial.first_samples(loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed)
-        return trial.in_fork(task, first, divided, chained)
+        run = partial(trial.in_fork, task, first, divided, chained)
+        if self._identity is None:
+            return run()
+        sums = [checksum(array.numpy().tobytes()) for array in leaves([first.inputs, first.targets])]
+        return trial.once_a_job([self._identity, self.mesh.axes.as_dict(), sums, divided, chained], run)
 
     def _placed(self, task: Task) -> Learner:
         if task.full_model_reason and self.mesh.is_main:
@@ -283,6 +289,7 @@ class TrainerBuilder:
         task = self._task(self.total_steps, self.train_loader.batches)
         changes: list[str] = []
         identity = same_run.identity(self.setup, task, self.mesh, loaders, self._fingerprints)
+        self._identity = identity.state()
         if resumed is not None:
             with checkpoints.content_of(resumed.folder):
                 changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)

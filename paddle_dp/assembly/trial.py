@@ -31,9 +31,11 @@ from paddle_dp.core.trial import Result
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.learner import Task
+from paddle_dp.mesh.heartbeat import STARTED
 from paddle_dp.structure import mapped
 
 SECONDS = 60.0  # for the whole trial
+RECORD = "trial.json"  # in an attempt's folder
 _REFUSALS = ("LossError", "UsageError")
 _LEFT_OUT = ("PADDLE_", "FLAGS_selected_")  # variables that would make the process a rank
 
@@ -107,6 +109,31 @@ def answer_of(function: Callable[[], Result]) -> Result:
             return {"failed": str(error)}
         cause = memory_error(error) or error  # not the SystemError around it
         return {"failed": f"{type(cause).__name__}: {cause}"}
+
+
+def once_a_job(inputs: Any, run: Callable[[], Result]) -> Result:
+    """The result of `run`, or of an earlier attempt of this job that tried the same `inputs` (JSON values).
+
+    A trial is most of the time until a later attempt's first update, and is a function of the recipe, the code, the
+    first samples and the versions. `inputs` describe all of these; the attempts of a job share one machine and one
+    environment, and each keeps its result next to its logs. Neither an error nor a failed trial is kept.
+    """
+    job, folder = os.environ.get(STARTED), os.environ.get("PADDLE_LOG_DIR")
+    if not job or not folder:
+        return run()
+    supervisor = os.environ.get("PADDLE_DP_JOB", "").partition("-")[0]
+    text = json.dumps([supervisor, job, inputs], sort_keys=True, default=str)
+    for record in sorted(Path(folder).parent.glob(f"attempt-*/{RECORD}"), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            earlier = json.loads(record.read_bytes())
+            if earlier["inputs"] == text:
+                result: Result = earlier["result"]
+                return result
+    result = run()
+    if not {"refused", "failed"} & result.keys():
+        with contextlib.suppress(OSError):  # the next attempt tries again
+            (Path(folder) / RECORD).write_text(json.dumps({"inputs": text, "result": result}))
+    return result
 
 
 def in_fork(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:

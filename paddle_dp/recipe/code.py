@@ -114,12 +114,23 @@ def _user_modules() -> Iterator[tuple[Path, Path]]:
     relative to the folder in which Python found it."""
     copy_folders = [Path(relative_path) for relative_path in sys.path if Path(relative_path).name == CODE]
     here, ours = Path.cwd().resolve(), [PACKAGE, *filter(None, [shipped("models")])]
+    library_folders: dict[str, bool] = {}
+
+    def is_library(path: Path) -> bool:
+        return "site-packages" in path.parts or any(path.is_relative_to(root) for root in ours)
+
     for name, module in list(sys.modules.items()):
-        where = getattr(module, "__file__", None)
-        if not isinstance(where, str) or not where.endswith(".py") or name == "__main__":
+        source = getattr(module, "__file__", None)
+        if not isinstance(source, str) or not source.endswith(".py") or name == "__main__":
             continue
-        file = Path(where).resolve()
-        if "site-packages" in file.parts or any(file.is_relative_to(root) for root in ours):
+        parent = os.path.dirname(source)
+        if parent not in library_folders:  # a few hundred, for thousands of modules
+            folder = Path(parent).resolve()
+            library_folders[parent] = is_library(folder)
+        if library_folders[parent] and not os.path.islink(source):
+            continue
+        file = Path(source).resolve()
+        if is_library(file):
             continue
         segments = name.split(".")
         relative_path = (
