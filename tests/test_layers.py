@@ -62,8 +62,8 @@ LINES_TODAY: dict[str, int] = {
     "core": 4800, "learner": 1550, "axes": 3760, "strategies/async_average": 350,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1425, "strategies/branches": 1050,
     "checks": 900, "identity": 1800, "checkpoint": 2150, "why": 1200,
-    "certificate": 1000, "assembly": 1930, "train": 1900, "plan": 2900, "cli": 1650, "dashboard": 1450,
-    "callbacks": 1600, "verbs": 2480, "plug-ins": 6600, "launch": 5900, "doctor": 1800, "proof": 4400, "audit": 2700,
+    "certificate": 1000, "assembly": 1950, "train": 1900, "plan": 2900, "cli": 1650, "dashboard": 1450,
+    "callbacks": 1700, "verbs": 2480, "plug-ins": 6600, "launch": 6200, "doctor": 1800, "proof": 4400, "audit": 2700,
     "weights": 1550,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,

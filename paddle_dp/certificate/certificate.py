@@ -25,6 +25,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.identity.facts import RunSignature, recipe_facts
 from paddle_dp.learner import Learner
+from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
@@ -226,8 +227,10 @@ def saves(content: Content) -> dict[int, Content]:
 
 
 def add_saved(content: Content, path: Path, run: Path) -> None:
-    """Adds a checkpoint of `run` that its last attempt wrote but did not live to record."""
-    if not content or path.parent.resolve() != (run / "checkpoints").resolve():
+    """Adds a checkpoint of `run`, on disk or in the job's memory, that its last attempt wrote but did not live to
+    record."""
+    folders = [run / "checkpoints", Path(os.environ.get(MEMORY) or run, "checkpoints")]
+    if not content or path.parent.resolve() not in [folder.resolve() for folder in folders]:
         return
     attempt = content["attempts"][-1]
     if step_of(path) > attempt["from"] and step_of(path) not in saves(content):

@@ -62,20 +62,23 @@ class NotWrittenError(CheckpointError):
         super().__init__(f"{message} {advice}")
 
 
-def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
-    """Saves `folder`/step-… atomically, in place of an earlier one of that step. Collective.
+def save(snapshot: Snapshot, folder: Path, mesh: Mesh, slow: bool = True) -> Path:
+    """Saves `folder`/step-… atomically, in place of an earlier one of that step. Collective. `slow`: the folder is on a
+    disk, which may take longer than a collective waits.
 
     All ranks must see the same `folder`: on several machines a shared one. Raises, the same on every rank,
     NotWrittenError if a disk does not take it, CheckpointError for any other failure.
     """
     final = Path(folder) / step_name(snapshot.step)
-    partial = begin(final, mesh)
+    partial = begin(final, mesh, slow)
     try:
-        reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank))
+        reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank), slow)
         if mesh.is_main:  # a lost rank held no part of the model, but its files must exist
             nothing = Snapshot(tensors={}, state={})
             reports += [write_rank(nothing, partial, rank) for rank in sorted(mesh.lost)]
-        _together(mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None)
+        _together(
+            mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None, slow
+        )
     except CheckpointError:
         if mesh.is_main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -95,7 +98,7 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = Tru
         report = {"result": work()}
     except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
         report = {"error": failure_of(error, final, mesh)}
-    if slow:  # a disk may take longer than a collective's timeout; this barrier costs tens of milliseconds
+    if slow:  # a disk may take longer than a collective's timeout
         mesh.wait("checkpoint")
     if mesh.is_main and "error" not in report and not final.parent.is_dir():
         report["error"] = _deleted(final)  # this error precedes the other ranks'

@@ -91,7 +91,7 @@ def train(
         typer.Option(
             "--spares",
             help="With --restarts: processes that have imported Paddle wait for a restart, for CPU ranks of one "
-            "machine (docs/reliability.md).",
+            "machine. The callback memory_checkpoint saves steps, too (docs/reliability.md).",
         ),
     ] = False,
     accept: Annotated[

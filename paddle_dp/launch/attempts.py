@@ -218,7 +218,7 @@ def next_point(plan: Plan, attempt: Path) -> ResumePoint:
         return resume.ResumePoint(
             label='its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
         )
-    return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write)
+    return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write, plan.memory)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.machine import Machine, spoken
+from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.text import plural
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ LEFTOVERS = (
 # threshold on 64 bits; larger tensors are still returned.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 # Variables for a job's ranks, and secrets between the nodes' processes, that a job within it must not inherit.
-PRIVATE_VARIABLES = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET")
+PRIVATE_VARIABLES = (
+    "PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET", MEMORY,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,7 @@ class Plan:
 
     The first `servers` of all ranks need no device. `began` is its start, by the clock of the run folder's disk.
     `limits` define a standstill; None turns that watch off. `node` is this node's index; the nodes' launchers meet at
-    `meeting`.
+    `meeting`. `memory`: the folder in memory of the job's checkpoints, if the recipe keeps some there.
     """
 
     job: Job
@@ -130,6 +133,7 @@ class Plan:
     node: int = 0
     servers: int = 0
     meeting: Meeting | None = None
+    memory: Path | None = None
 
     @property
     def numbers(self) -> range:
@@ -223,6 +227,8 @@ def environment(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     }
     variables |= settings(plan, variables)
     variables["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
+    if plan.memory is not None:
+        variables[MEMORY] = str(plan.memory)
     if plan.meeting is not None and plan.meeting.interface:
         variables.setdefault("GLOO_SOCKET_IFNAME", plan.meeting.interface)
         variables.setdefault(

@@ -13,7 +13,9 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import END_SIGNALS
 from paddle_dp.text import times
 
-FIRST_WAIT, MAX_WAIT = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
+# Seconds before a restart: 1, 2, 4, … up to a minute. The first one after a kill from outside is made at once, as there
+# is nothing to wait for.
+FIRST_WAIT, MAX_WAIT = 1.0, 60.0
 SAME = 3  # equal failures at one step that are no accident
 _FINAL = {
     "KeyboardInterrupt",
@@ -115,4 +117,5 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
         return Stop(why=f"not started again: {spent} spent without a new checkpoint.")
     number = len(failures)
-    return Restart(wait=min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1)), number=number)
+    wait = 0.0 if number == 1 and last.outside else min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1))
+    return Restart(wait=wait, number=number)

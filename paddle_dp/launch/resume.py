@@ -27,8 +27,11 @@ class ResumePoint:
     label: str = "the beginning"
 
 
-def next_point(job: Job, folder: Path, began: float, report: Callable[[str], object]) -> ResumePoint:
-    """Returns where the job's next attempt begins: at its newest complete and good checkpoint, else where it began.
+def next_point(
+    job: Job, folder: Path, began: float, report: Callable[[str], object], memory: Path | None = None
+) -> ResumePoint:
+    """Returns where the job's next attempt begins: at its newest complete and good checkpoint, in the run's `folder` or
+    in the job's folder in `memory`, else where it began.
 
     It reads every byte of a checkpoint, and `report`s each that is passed over. If checkpoints exist and none can be
     used, the attempt must fail: that may be the disk's fault, and a new beginning would overwrite them.
@@ -37,17 +40,18 @@ def next_point(job: Job, folder: Path, began: float, report: Callable[[str], obj
         return ResumePoint()
     try:
         saved = checkpoints(folder / "checkpoints")
+        in_memory = checkpoints(memory / "checkpoints") if memory is not None else []
     except CheckpointError as error:
         report(str(error))
         return ResumePoint(resume="newest", label="the newest checkpoint")
-    for path in reversed(_current_checkpoints(job, saved, began)):
+    for path in sorted([*_current_checkpoints(job, saved, began), *in_memory], key=step_of, reverse=True):
         try:
             check(path)
         except UnusableError as error:
             report(f"passed over the checkpoint {path}: {error.why}.")
         else:
-            step = step_of(path)
-            return ResumePoint(resume=str(path), step=step, saved=step, label=f"step {step}")
+            step, place_label = step_of(path), " in memory" if path in in_memory else ""
+            return ResumePoint(resume=str(path), step=step, saved=step, label=f"step {step}{place_label}")
     resume = job.resume if job.resume not in (None, "newest") else "newest" if saved else None
     return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else "the beginning")
 

@@ -18,24 +18,25 @@ LOCK = ".lock"  # locked while its folder is in use; the kernel releases the loc
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yields a new folder in the system's folder for temporary files (TMPDIR), after removing abandoned ones.
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yields a new folder in `parent`, by default the system's folder for temporary files (TMPDIR), after removing
+    abandoned ones.
 
     Within the context SIGTERM and SIGHUP raise EndedError, so that this folder is removed, too.
     """
-    sweep(prefix)
+    sweep(prefix, parent)
     with (
         handled_signals((signal.SIGTERM, signal.SIGHUP), _raise_ended),
-        tempfile.TemporaryDirectory(prefix=prefix) as name,
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name,
         (Path(name) / LOCK).open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(name)
 
 
-def sweep(prefix: str) -> None:
+def sweep(prefix: str, parent: Path | None = None) -> None:
     """Removes the folders of commands with this prefix that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for folder in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         try:
             with (folder / LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

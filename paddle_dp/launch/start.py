@@ -15,6 +15,7 @@ from paddle_dp.launch import attempts, console, logs
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.machine import Machine, available_memory
+from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
@@ -140,13 +141,16 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
 
     def opened(goes_on: bool) -> tuple[Plan, Path]:
         there = any((recipe.folder / sign).exists() for sign in SIGNS)
-        return _claimed(plan, recipe.folder, "newest" if goes_on and there else job.resume)
+        return _claimed(
+            replace(plan, memory=memory), recipe.folder, "newest" if goes_on and there else job.resume
+        )
 
     strategy, spare = recipe.strategy.config, None
     if strategy.may_lose_ranks:  # nodes with servers must not be lost
         spare = -(-strategy.servers // plan.ranks)
     try:
-        return _run_plan(sizes, opened, inherited, spare, prepared)
+        with memory_folder(recipe, plan) as memory:
+            return _run_plan(sizes, opened, inherited, spare, prepared)
     finally:
         release(recipe.folder)
 

@@ -33,6 +33,7 @@ from paddle_dp.mesh.late_ranks import WAITED
 MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find orphans
 INTERVAL = 0.1  # seconds between two checks
 SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
+KILLED_SETTLE = 0.2  # the same where a rank was killed and the job starts again
 LAUNCHER_PATIENCE = 0.5  # seconds for the launcher to log a rank's exit code that only it has seen
 ALONE = 60.0  # seconds that ranks of a script continue without one of them, until a line reports it
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
@@ -198,7 +199,7 @@ class Supervision:
         if self.standstill is not None:
             return self._stood_still(self.standstill)
         times = signals.times
-        end = time.monotonic() + SETTLE
+        end = time.monotonic() + self._settle()
         while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()
@@ -206,6 +207,12 @@ class Supervision:
         if cause is not None:
             return cause
         return 0 if self.process.poll() is None else self.process.returncode % 256
+
+    def _settle(self) -> float:
+        """Returns the seconds that other ranks have for writing their failures. A killed rank is the cause, whatever
+        they write afterwards, and where the job starts again each second of theirs is one without a training."""
+        killed = any(departure.code == -signal.SIGKILL for departure in self.watch.failed)
+        return KILLED_SETTLE if killed and self.plan.job.restarts else SETTLE
 
     def _cause(self) -> Failure | None:
         """Returns the first cause, from the failures that ranks have written and from their exit codes."""

@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from types import TracebackType
@@ -29,7 +31,7 @@ RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 # Variables that differ between jobs and are not read when Paddle is imported.
 JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
-IMPORT_AFTER = 20.0  # seconds after which spares import Paddle, when the ranks have started
+IMPORT_AFTER = 6.0  # seconds after which spares import Paddle, when the ranks have started
 
 
 class Forks:
@@ -56,17 +58,22 @@ class Forks:
 
     def wait(self) -> int:
         """Makes the waiting processes kill and reap the ranks; no process of them is left afterwards."""
-        for each in self._waiting:
-            if each.poll() is None:
-                _write(each, b"\n")
-                _answer(each)
+        living = [each for each in self._waiting if each.poll() is None]
+        for each in living:
+            _write(each, b"\n")
+        for each in living:
+            _answer(each)
         return self.returncode
 
 
 class WaitingRanks:
-    """Starts the ranks of jobs as forks, wherever that is safe; the end of its `with` ends the waiting processes."""
+    """Starts the ranks of jobs as forks, wherever that is safe; the end of its `with` ends the waiting processes.
 
-    def __init__(self) -> None:
+    `preloads_recipe`: all jobs train one recipe, whose parts the waiting processes import, too.
+    """
+
+    def __init__(self, preloads_recipe: bool = False) -> None:
+        self._preloads_recipe = preloads_recipe
         self._waiting: list[Popen[bytes]] = []
         self._importing: list[Popen[bytes]] = []  # those that have not answered yet
         self._environment: dict[str, str] = {}
@@ -97,6 +104,8 @@ class WaitingRanks:
         if plan.devices or plan.nodes > 1 or plan.job.script or not self._safe:
             return None
         self.start(plan, variables)
+        for each in self._importing:
+            _write(each, b"\n")  # those that still let the ranks start first import now
         threads = [_answer(each) for each in self._importing]
         self._importing, self._safe = [], all(number == 1 for number in threads)
         if not self._safe:
@@ -119,6 +128,7 @@ class WaitingRanks:
             self._end()
         self._environment = environment
         command = [sys.executable, "-u", str(RANK_PROGRAM), plan.job.entry_point, str(delay)]
+        command += [str(plan.job.recipe), *plan.job.all_overrides] if self._preloads_recipe else []
         new = [
             Popen(command, env=environment, stdin=PIPE, stdout=PIPE, **child_options())
             for _ in range(plan.ranks - len(self._waiting))
@@ -129,11 +139,15 @@ class WaitingRanks:
 
 class Spares:
     """Makes processes wait for a job's restarts while its ranks train: a later attempt's ranks are forks of them, which
-    need not import Paddle. `first` starts the first attempt. The end of its `with` ends the waiting processes."""
+    need not import Paddle. `first` starts the first attempt. The end of its `with` ends the waiting processes.
+
+    An elastic job has one for each rank that it may have. Where another number of ranks means another number of threads
+    for each, which libraries read when loaded, new ones replace them, and the attempt waits for their imports.
+    """
 
     def __init__(self, first: PreparedLauncher):
         self._first: PreparedLauncher | None = first
-        self._waiting = WaitingRanks()
+        self._waiting = WaitingRanks(preloads_recipe=True)
 
     def __enter__(self) -> Spares:
         return self
@@ -147,8 +161,11 @@ class Spares:
         if first is None:
             return self._waiting.begin(plan, variables, attempt)
         if not plan.devices:
-            self._waiting.start(plan, variables, IMPORT_AFTER)
-        return first.begin(plan, variables, attempt)
+            most = max(plan.ranks, plan.job.ranks or 0)
+            self._waiting.start(replace(plan, ranks=most), variables, IMPORT_AFTER)
+        started = first.begin(plan, variables, attempt)
+        import_module("paddle_dp.launch.resume")  # while the ranks start: a restart needs it at once
+        return started
 
 
 def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dict[str, str]]:

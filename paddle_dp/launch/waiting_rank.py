@@ -16,14 +16,19 @@ import gc
 import json
 import select
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 
+from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch import worker
 from paddle_dp.launch.processes import adopt_orphans, descendants, die_with_parent, kill_all
 from paddle_dp.launch.silence import import_paddle
 
+# Modules that an entry point imports later, by its name.
+MODULES = {"train": ("paddle_dp.assembly.build", "paddle_dp.assembly.inputs", "paddle_dp.callbacks.report")}
 BEFORE = frozenset(os.environ)  # without Paddle's variables, set at its import, which a rank keeps
 
 
@@ -39,9 +44,12 @@ class Case:
         return (json.dumps(asdict(self)) + "\n").encode()
 
 
-def wait(entry_point: str, delay: float) -> Case | None:
+def wait(
+    entry_point: str, delay: float, recipe: Path | None = None, overrides: Sequence[str] = ()
+) -> Case | None:
     """Forks a rank for each case and answers its pid; answers the next line with 0 when no process of it is left.
-    Begins after `delay` seconds, or with the first case.
+    Imports Paddle after `delay` seconds, or at a first line without a case, and then answers the number of its threads;
+    also the parts of `recipe`, if it is given and all of them are this package's.
 
     Returns the case in the rank, and None in this process, when there are no more cases.
     """
@@ -49,10 +57,14 @@ def wait(entry_point: str, delay: float) -> Case | None:
     import_paddle()
     import_module("paddle.distributed.fleet")
     if entry_point in worker.ENTRY_POINTS:  # importing other modules may have side effects
-        import_module(worker.ENTRY_POINTS[entry_point].partition(":")[0])
+        for module in (worker.ENTRY_POINTS[entry_point].partition(":")[0], *MODULES.get(entry_point, ())):
+            import_module(module)
+    if recipe is not None:
+        _import_recipe(recipe, overrides)
     gc.collect()
     gc.freeze()  # so that garbage collection in a fork copies no memory of this process
     _answer(_threads_after_fork())
+    sys.stdin.readline()  # the line without a case
     me = os.getpid()
     while line := sys.stdin.readline():
         rank = os.fork()
@@ -69,6 +81,16 @@ def wait(entry_point: str, delay: float) -> Case | None:
                 os.wait()
         _answer(0)
     return None
+
+
+def _import_recipe(recipe: Path, overrides: Sequence[str]) -> None:
+    """Imports the parts that a recipe names. A user's code is left to the ranks: each shall import it with its own
+    variables. So are mistakes in the recipe, which may be another one by then."""
+    from paddle_dp.recipe import foreign_code, read_recipe
+
+    with suppress(PaddleDPError, OSError):
+        if not foreign_code(recipe, overrides):
+            read_recipe(recipe, overrides)
 
 
 def become(case: Case) -> None:
@@ -105,7 +127,8 @@ if __name__ == "__main__":
     die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    task = wait(sys.argv[1], float(sys.argv[2]))
+    recipe_file = Path(sys.argv[3]) if sys.argv[3:] else None
+    task = wait(sys.argv[1], float(sys.argv[2]), recipe_file, sys.argv[4:])
     if task is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become(task)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from paddle_dp.errors import JobError, LostPeerError, UsageError
 
+# The folder in memory of a job's checkpoints, which its supervisor has made and removes.
+MEMORY = "PADDLE_DP_MEMORY"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:

@@ -99,7 +99,7 @@ def test_going_back_begins_another_attempt():
     assert first["refused"] and first["saved"] and list(saves(content)) == [4]
 
 
-def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_path):
+def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_path, monkeypatch):
     """As one that was put into place in the background, and then the rank was killed."""
     snapshot = Snapshot(
         tensors={"model/w": TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))},
@@ -114,6 +114,10 @@ def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_p
     known = json.dumps(content)
     add_saved(content, path, tmp_path)
     assert json.dumps(content) == known
+    monkeypatch.setenv("PADDLE_DP_MEMORY", str(tmp_path))  # the job's folder in memory, of another run folder
+    in_memory = {"attempts": [attempt(0, 4)]}
+    add_saved(in_memory, path, tmp_path / "another")
+    assert list(saves(in_memory)) == [6]
     later = {"attempts": [attempt(8, 9)]}  # which has gone on from another one: this is not its own
     add_saved(later, path, tmp_path)
     assert list(saves(later)) == []

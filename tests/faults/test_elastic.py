@@ -64,6 +64,22 @@ def test_four_two_three_four(start, alone, right):
     compare(job.out, alone, right)
 
 
+def test_spares_take_more_places_and_fewer(start, alone, right):
+    """With one thread for each rank, any number of them is forked from the processes that wait."""
+    variables = {"OMP_NUM_THREADS": "1"}
+    job = start("train", ranks=3, recipe=RECIPE, least_ranks=1, restarts=3, spares=True, env=variables)
+    step = at_step(job.out, 40)
+    for number in (2, 3):
+        (job.out / "ranks").write_text(f"{number}\n")
+        step = at_step(job.out, step + 50)
+    status, _, complained = job.finish(timeout=120)
+    assert status == 0, complained
+    assert sizes(job.out) == [3, 2, 3], complained
+    launchers = [attempt / "launcher.log" for attempt in sorted((job.out / "logs").glob("attempt-*"))]
+    assert [bool(log.stat().st_size) for log in launchers] == [True, False, False]
+    compare(job.out, alone, right)
+
+
 def test_only_sizes_that_the_layout_allows_are_taken(start, tmp_path):
     """Two ranks share each layer: of 3 ranks that can be had, 2 are taken, and the screen says why."""
     recipe = "tests/faults/slow_hybrid.yaml"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.certificate.certificate import read
+from paddle_dp.proof.certified import checked
 from tests.house.programs import run_python
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -113,10 +115,11 @@ callbacks:
 """
 
 
-def trained(folder: Path, *options: str, step: int = 6) -> dict[str, str]:
+def trained(folder: Path, *options: str, step: int = 6, line: str = "") -> dict[str, str]:
     recipe = folder.with_suffix(".yaml")
     recipe.write_text(RECIPE_OF_DIGITS.format(folder=folder, step=step))
-    run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options)
+    done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options)
+    assert line in done.stderr, done.stderr
     (last,) = folder.glob("checkpoints/*12")
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in last.glob("*.safetensors")}
 
@@ -129,6 +132,32 @@ def test_spares_take_the_ranks_places_and_learn_the_same(tmp_path: Path) -> None
     assert (logs / "attempt-001" / "launcher.log").stat().st_size
     assert not (logs / "attempt-002" / "launcher.log").stat().st_size
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if names(pid, "waiting_rank", str(tmp_path))]
+
+
+IN_MEMORY = [
+    "callbacks.checkpoint.every=12 steps",
+    "callbacks.2.use=memory_checkpoint",
+    "callbacks.2.every=5 steps",
+]
+
+
+def test_a_restart_from_memory_learns_the_same_and_the_certificate_knows_it(tmp_path: Path) -> None:
+    undisturbed = trained(tmp_path / "once", step=99)
+    options = ["--restarts", "2", "--spares", *IN_MEMORY]
+    line = "starts again from step 5 in memory in 0 s"
+    assert trained(tmp_path / "again", *options, line=line) == undisturbed
+    assert not list(Path("/dev/shm").glob("paddle-dp-memory-*"))
+    checks = [*checked(read(tmp_path / "again"), tmp_path / "again")]
+    assert all(good for good, _ in checks), checks
+    assert any("went on with the same weights" in line for _, line in checks), checks
+
+
+def test_without_restarts_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE_OF_DIGITS.format(folder=tmp_path / "run", step=1))
+    done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *IN_MEMORY, status=2)
+    assert "callbacks.memory_checkpoint: it serves the restarts of a job" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def names(process: Path, *words: str) -> bool:

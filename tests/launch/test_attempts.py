@@ -149,6 +149,28 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(play, tmp_path, capsys) -
     assert f"passed over the checkpoint {run}/checkpoints/step-00000040: " in said and "from step 20" in said
 
 
+def test_an_attempt_begins_at_the_newest_of_disk_and_memory(tmp_path) -> None:
+    run, memory, said = tmp_path / "run", tmp_path / "memory", []
+
+    def begins() -> tuple[str | None, str]:
+        point = next_point(JOB, run, 0.0, said.append, memory)
+        assert point.saved == point.step
+        return point.resume, point.label
+
+    at_20, at_30 = saved(run, 20), saved(memory, 30)
+    assert begins() == (str(at_30), "step 30 in memory")
+    damaged(saved(memory, 40))
+    assert begins() == (str(at_30), "step 30 in memory") and "step-00000040" in said[0]
+    at_50 = saved(run, 50)
+    assert begins() == (str(at_50), "step 50")
+    damaged(at_50), damaged(at_30)
+    assert begins() == (str(at_20), "step 20")
+    # An abandoned training's checkpoints on disk do not count, and those in memory are always this job's.
+    os.utime(at_20 / "manifest.json", (1.0, 1.0))
+    at_10 = saved(memory, 10)
+    assert next_point(replace(JOB, resume="5"), run, 1e12, said.append, memory).resume == str(at_10)
+
+
 def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew(tmp_path) -> None:
     """It may be the disk: the ranks shall say so, and not write over them."""
     said: list[str] = []

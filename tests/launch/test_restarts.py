@@ -37,6 +37,12 @@ def test_each_restart_waits_twice_as_long_and_after_the_budget_it_ends() -> None
     assert waits(history, 0) == [None] * 4 and decide(history[:1], 0) == Stop()
 
 
+def test_a_rank_that_somebody_killed_is_replaced_at_once_the_first_time() -> None:
+    killed = [failed(step, **KILLED, outside=True) for step in (3, 4)]
+    assert waits([*killed, failed(25, **KILLED, outside=True, saved=20)], 3) == [0, 2, 0]
+    assert waits([failed(3)], 3) == [1]  # its own failure may come again
+
+
 def test_a_wait_is_a_minute_at_most() -> None:
     assert waits([failed(step, **KILLED) for step in range(12)], 20)[5:9] == [32, 60, 60, 60]
 
@@ -95,7 +101,7 @@ def test_another_failure_another_step_or_a_checkpoint_in_between_is_not_the_same
 
 def test_kills_from_outside_say_nothing_of_the_training_and_spend_the_budget_alone() -> None:
     kills = [failed(0, **KILLED, outside=True)] * 5
-    assert waits(kills, 4) == [1, 2, 4, 8, None]
+    assert waits(kills, 4) == [0, 2, 4, 8, None]
     assert decide(kills, 4) == Stop(why="not started again: 4 restarts were spent without a new checkpoint.")
     assert waits([failed(0, **KILLED)] * 5, 4)[:3] == [1, 2, None]  # memory runs out at the same step again
 

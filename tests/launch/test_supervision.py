@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paddle_dp.launch import supervisor
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.supervisor import ExternalEvents, Supervision, nobody_came
@@ -50,6 +51,18 @@ def test_a_code_that_the_launcher_saw_first_is_the_one_that_it_wrote(supervision
 def test_a_rank_that_ended_much_later_is_not(supervision):
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
     assert supervision._cause().rank == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "quick"),
+    [(-9, 3, True), (-9, 0, False), (-6, 3, False), (3, 3, False), (0, 3, False)],
+)
+def test_only_after_a_kill_of_a_job_that_starts_again_the_others_are_hurried(
+    supervision, code, restarts, quick
+):
+    supervision.plan.job = SimpleNamespace(restarts=restarts)
+    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=99.0, code=code)}
+    assert supervision._settle() == (supervisor.KILLED_SETTLE if quick else supervisor.SETTLE)
 
 
 @pytest.mark.parametrize(

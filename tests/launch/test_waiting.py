@@ -143,6 +143,17 @@ def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(wa
     assert waiting._waiting[1].pid != victim
 
 
+@pytest.mark.long
+def test_ranks_that_are_needed_early_import_at_once(tmp_path):
+    """A rank that was killed in a job's first seconds waited for the end of the spares' delay."""
+    plan = Plan(job=Job(recipe=RECIPE, entry_point=f"{__name__}:tell"), machine=Machine.here(), ranks=2)
+    with WaitingRanks() as spares:
+        spares.start(plan, environment(plan, os.environ), 600.0)
+        pids = [each.pid for each in spares._waiting]
+        assert run(tmp_path / "early", spares) == 0
+        assert [each.pid for each in spares._waiting] == pids
+
+
 @pytest.mark.parametrize("changed", [{"devices": ("0",)}, {"nodes": 2}])
 def test_ranks_on_devices_and_on_several_nodes_are_started(changed, tmp_path):
     plan = Plan(job=Job(recipe=RECIPE), machine=Machine(cores=2), ranks=2, **changed)

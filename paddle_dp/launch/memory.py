@@ -1,0 +1,72 @@
+"""Makes a folder in memory for a job's checkpoints (the callback `memory_checkpoint`), and frees it at the job's end.
+
+The folder lies in /dev/shm, and only its owner can read it. At the end of the job this process removes it; after a kill
+of this process, a small one that waits for that; after a kill of both, the next `paddle-dp train` of this user, for the
+folder is locked as long as its job lives (launch/scratch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from typing import TYPE_CHECKING
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.scratch import scratch_folder, sweep
+
+if TYPE_CHECKING:
+    from paddle_dp.launch.command import Plan
+    from paddle_dp.recipe import Recipe
+
+CALLBACK, PREFIX, FOLDER = "memory_checkpoint", "paddle-dp-memory-", Path("/dev/shm")
+# Standard input ends with the process that holds its other end. Ranks that die meanwhile may still make a file.
+_REMOVER = 'cat; rm -rf -- "$1"; [ ! -e "$1" ] || { sleep 1; rm -rf -- "$1"; }'
+
+
+@contextmanager
+def memory_folder(recipe: Recipe, plan: Plan) -> Iterator[Path | None]:
+    """Yields the folder if the recipe's training keeps checkpoints in memory, else None; removes folders of jobs that
+    were killed. Raises UsageError for a job that cannot keep any."""
+    if plan.job.entry_point != "train":
+        yield None
+        return
+    sweep(PREFIX, FOLDER)
+    if not any(component.name == CALLBACK for component in recipe.callbacks):
+        yield None
+        return
+    if reason := _refusal(plan):
+        raise UsageError(f"callbacks.{CALLBACK}: {reason}")
+    with scratch_folder(PREFIX, FOLDER) as folder, _removed_after_kill(folder):
+        yield folder
+
+
+def _refusal(plan: Plan) -> str:
+    """Returns why a job cannot keep checkpoints in memory; "" if it can."""
+    if not plan.job.restarts:
+        return (
+            "it serves the restarts of a job, and its memory is freed at the job's end. Add --restarts 3, or leave it "
+            "out."
+        )
+    if plan.nodes > 1:
+        return (
+            "on several nodes no machine's memory has the whole checkpoint, and a lost machine takes its part along. "
+            "Leave it out, and save to the disk that the nodes share more often (callbacks.checkpoint.every)."
+        )
+    return "" if FOLDER.is_dir() else f"this system has no {FOLDER}. Leave it out."
+
+
+@contextmanager
+def _removed_after_kill(folder: Path) -> Iterator[None]:
+    """Starts a process that removes the folder when this one is gone."""
+    remover = Popen(
+        ["/bin/sh", "-c", _REMOVER, "sh", str(folder)],
+        stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        assert remover.stdin is not None
+        remover.stdin.close()
+        remover.wait()

@@ -1,0 +1,178 @@
+"""Checkpoints in memory: the last two, in the job's folder, and nothing of them stays that a restart must not take."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.callbacks import memory_checkpoint
+from paddle_dp.callbacks.memory_checkpoint import Config
+from paddle_dp.checkpoint import Checks, Snapshot, TensorShard
+from paddle_dp.checkpoint.manifest import MANIFEST
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.environment import MEMORY
+from paddle_dp.train import Callback, Run
+from paddle_dp.train.judge import Refusal
+from paddle_dp.units import Every
+from tests.callbacks.moments import At
+
+Save = Callable[[Callback, int], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv(MEMORY, str(tmp_path / "memory"))
+    return tmp_path / "memory" / "checkpoints"
+
+
+def steps(folder: Path) -> list[int]:
+    return [checkpoints.step_of(path) for path in checkpoints.checkpoints(folder)]
+
+
+@pytest.fixture
+def built(run: Run, at: At, trainer: SimpleNamespace) -> Callable[..., Callback]:
+    """The callback, begun after step `begin`; the trainer's snapshot is of the step it is asked at."""
+    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
+    trainer.snapshot = lambda: Snapshot(
+        tensors={"model/w": weights},
+        state={"progress": {"step": trainer.step}},
+        checks=Checks(agreed=True, finite=True, step=trainer.step),
+    )
+
+    def build(begin: int = 0, resumed: Any = None) -> Callback:
+        callback = Config().build(dataclasses.replace(run, resumed=resumed))
+        callback.start(at("start", begin))
+        return callback
+
+    return build
+
+
+@pytest.fixture
+def save(at: At, trainer: SimpleNamespace) -> Save:
+    def saved(callback: Callback, step: int) -> None:
+        trainer.step = step
+        callback.step(at("step", step))
+
+    return saved
+
+
+def test_the_last_two_are_kept_and_more_never_lie_there(
+    folder: Path, built: Any, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[list[int]] = []
+    real = checkpoints.save
+
+    def noted(*arguments: Any, **named: Any) -> Path:
+        before.append(steps(folder))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(checkpoints, "save", noted)
+    callback = built()
+    for step in (10, 20, 30, 30, 40):
+        save(callback, step)
+    assert steps(folder) == [30, 40] and before == [[], [10], [20], [30]]
+    assert callback.every == Every.parse("10 steps") and not callback.reads and not callback.due_at_epoch(1)
+
+
+def test_a_step_that_is_on_disk_is_not_written_again(
+    folder: Path, built: Any, save: Save, at: At, tmp_path: Path
+) -> None:
+    callback = built()
+    for step in (10, 20):
+        save(callback, step)
+    callback.saved(at("saved", 30), tmp_path / "run" / "checkpoints" / "step-00000030")
+    save(callback, 30)
+    assert steps(folder) == [10, 20]
+
+
+def test_one_that_cannot_be_written_is_told_once_and_the_one_before_stays(
+    folder: Path, built: Any, save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = built()
+    save(callback, 10)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "rank-00000.safetensors")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("paddle_dp.checkpoint.saving.write_tensors", full)
+        for step in (20, 30):
+            save(callback, step)
+    save(callback, 40)
+    assert capsys.readouterr().err.splitlines() == [
+        f"step 20 is not kept in memory: No space left on device ({folder}). The training goes on."
+    ]
+    assert steps(folder) == [10, 40] and not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_after_a_rewind_later_steps_are_gone(folder: Path, built: Any, save: Save, at: At) -> None:
+    callback = built()
+    for step in (10, 20):
+        save(callback, step)
+    skipped, undone = (
+        Refusal(step=21, epoch=0, batch=20, samples=(), why="nan", action=action)
+        for action in ("skip", "rewind")
+    )
+    callback.refused(at("refused", 21), skipped)
+    assert steps(folder) == [10, 20]
+    callback.refused(at("refused", 15), undone)
+    assert steps(folder) == [10]
+    save(callback, 20)
+    assert steps(folder) == [10, 20]
+
+
+def test_a_restart_clears_what_a_kill_left_and_trusts_the_one_it_goes_on_from(
+    folder: Path, built: Any, save: Save
+) -> None:
+    callback = built()
+    for step in (10, 20):
+        save(callback, step)
+    (folder / ".step-00000030.partial-1-ab").mkdir()
+    (folder / "step-00000020" / MANIFEST).write_text("{")  # damaged, so that the restart begins at step 10
+    again = built(10, SimpleNamespace(folder=folder / "step-00000010"))
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000010", "step-00000020"]
+    save(again, 20)
+    save(again, 30)
+    assert steps(folder) == [20, 30]
+    checkpoints.check(folder / "step-00000020")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema", "level", "size"),
+    [("adamw", None, "O1", 56), ("sgd", None, "O1", 24), ("sgd", "yes", "O2", 56), ("own", None, "O1", 56)],
+)
+def test_it_is_refused_where_there_is_no_room_for_two(
+    run: Run, at: At, trainer: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    optimizer: str, ema: Any, level: str, size: int,
+) -> None:  # fmt: skip
+    """4 weights of 4 bytes with their states, and 2 numbers in a buffer."""
+    tensor = {"shape": [4], "element_size": lambda: 4, "stop_gradient": False}
+    buffer = {**tensor, "shape": [2], "stop_gradient": True}
+    shards = [(name, SimpleNamespace(**each), None) for name, each in (("w", tensor), ("b", buffer))]
+    trainer.learner = SimpleNamespace(placed=SimpleNamespace(shards=lambda: iter(shards)))
+    precision = SimpleNamespace(precision=SimpleNamespace(level=level))
+    recipe: Any = SimpleNamespace(optimizer=SimpleNamespace(name=optimizer), ema=ema, train=precision)
+    callback = Config().build(dataclasses.replace(run, recipe=recipe))
+    free = [2 * size]
+    monkeypatch.setattr(memory_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    callback.refuse(at("refuse", 0))
+    free[0] -= 1
+    with pytest.raises(UsageError, match=rf"keeps 2 checkpoints of about {size} bytes each in .* are free"):
+        callback.refuse(at("refuse", 0))
+
+
+def test_a_training_without_a_folder_for_it_is_refused(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(MEMORY, raising=False)
+    with pytest.raises(UsageError, match="serves the restarts"):
+        Config().build(run).refuse(at("refuse", 0))

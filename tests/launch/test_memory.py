@@ -1,0 +1,98 @@
+"""The folder in memory of a job's checkpoints: who gets one, and that it is gone however the job ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import memory
+from paddle_dp.launch.command import Job, Plan, environment
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.memory import memory_folder
+from paddle_dp.mesh.environment import MEMORY
+from tests.eventually import eventually
+
+PLAN = Plan(job=Job(recipe=Path("a.yaml"), ranks=2, restarts=3), machine=Machine(cores=2), ranks=2)
+
+
+def recipe(*callbacks: str) -> Any:
+    return SimpleNamespace(callbacks=[SimpleNamespace(name=name) for name in callbacks])
+
+
+KEEPS = recipe("metrics", "memory_checkpoint")
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory, "FOLDER", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_the_ranks_of_a_training_that_keeps_some_learn_of_it_and_it_is_gone_at_the_end(parent: Path) -> None:
+    with memory_folder(KEEPS, PLAN) as folder:
+        assert folder is not None and folder.parent == parent and folder.stat().st_mode & 0o777 == 0o700
+        (folder / "checkpoints").mkdir()
+        variables = environment(replace(PLAN, memory=folder), {})
+        assert variables[MEMORY] == str(folder)
+        # A job within a rank has none, or one of its own.
+        assert MEMORY not in environment(PLAN, variables)
+    assert not list(parent.iterdir())
+
+
+def test_nobody_else_gets_one(parent: Path) -> None:
+    evaluates = replace(PLAN, job=replace(PLAN.job, entry_point="evaluate"))
+    for asked, plan in ((recipe("checkpoint"), PLAN), (KEEPS, evaluates)):
+        with memory_folder(asked, plan) as folder:
+            assert folder is None and not list(parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [(replace(PLAN, job=replace(PLAN.job, restarts=0)), "Add --restarts 3"),
+     (replace(PLAN, nodes=2), "a lost machine takes its part along")],
+)  # fmt: skip
+def test_a_job_that_could_not_use_it_is_refused(parent: Path, plan: Plan, words: str) -> None:
+    with pytest.raises(UsageError, match=words), memory_folder(KEEPS, plan):
+        pass
+    assert not list(parent.iterdir())
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from paddle_dp.launch import memory
+from tests.launch.test_memory import KEEPS, PLAN
+memory.FOLDER = Path(sys.argv[1])
+with memory.memory_folder(KEEPS, PLAN) as folder:
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "much").write_text("x")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.processes
+def test_after_a_kill_of_the_job_it_is_gone_at_once(parent: Path) -> None:
+    job = subprocess.Popen([sys.executable, "-c", HOLDS, str(parent)], stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    folder = Path(job.stdout.readline().strip())
+    assert (folder / "checkpoints" / "much").exists()
+    job.kill()
+    job.wait()
+    eventually(lambda: not folder.exists(), 10)
+
+
+def test_after_a_kill_of_everything_the_next_training_removes_it(parent: Path) -> None:
+    (parent / "paddle-dp-memory-old").mkdir()
+    (parent / "paddle-dp-memory-old" / ".lock").touch()
+    (parent / "another's").mkdir()
+    with memory_folder(recipe("checkpoint"), PLAN):
+        assert [path.name for path in parent.iterdir()] == ["another's"]
