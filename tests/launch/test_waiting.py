@@ -23,7 +23,7 @@ from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, launched
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
 # Where the files of one attempt are, its own ports, and what only Paddle's launcher says.
 OF_ONE = re.compile(
-    r"PADDLE_LOG_DIR|PORT_RANGE|POD_NAME|PADDLE_BACKUP_ENV_PATH|PADDLE_DP_(JOB|HEARTBEAT|ENVIRONMENT)"
+    r"PADDLE_LOG_DIR|PORT_RANGE|POD_NAME|PADDLE_BACKUP_ENV_PATH|PADDLE_DP_(JOB|HEARTBEAT|ENVIRONMENT|RANKS_SECRET)"
 )
 
 
