@@ -70,7 +70,7 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh, slow: bool = True) -> Pat
     NotWrittenError if a disk does not take it, CheckpointError for any other failure.
     """
     final = Path(folder) / step_name(snapshot.step)
-    partial = begin(final, mesh, slow)
+    partial = begin(final, mesh, slow, makes_folder=slow)
     try:
         reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank), slow)
         if mesh.is_main:  # a lost rank held no part of the model, but its files must exist
@@ -87,9 +87,12 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh, slow: bool = True) -> Pat
     return final
 
 
-def begin(final: Path, mesh: Mesh, slow: bool = True) -> Path:
+def begin(final: Path, mesh: Mesh, slow: bool = True, makes_folder: bool = True) -> Path:
     """Makes, on rank 0, the hidden folder for the ranks' files; it becomes `final` later. Collective."""
-    return final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_main else None, slow)[0]
+    return (
+        final.parent
+        / _together(mesh, final, lambda: _begin(final, makes_folder) if mesh.is_main else None, slow)[0]
+    )
 
 
 def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = True) -> list[Any]:
@@ -114,8 +117,9 @@ def raise_first(failures: Iterable[Sequence[str] | None]) -> None:
         raise NotWrittenError(message, *advice) if advice else CheckpointError(message)
 
 
-def _begin(final: Path) -> str:
-    final.parent.mkdir(parents=True, exist_ok=True)
+def _begin(final: Path, makes_folder: bool) -> str:
+    if makes_folder:  # a folder in memory is its job's, and must not come back when that has removed it
+        final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
     partial.mkdir()
     return partial.name

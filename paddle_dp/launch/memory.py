@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CALLBACK, PREFIX, FOLDER = "memory_checkpoint", "paddle-dp-memory-", Path("/dev/shm")
 # Standard input ends with the process that holds its other end. Ranks that die meanwhile may still make a file.
-_REMOVER = 'cat; rm -rf -- "$1"; [ ! -e "$1" ] || { sleep 1; rm -rf -- "$1"; }'
+_REMOVER = 'cat; for n in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
 
 
 @contextmanager
@@ -39,6 +39,7 @@ def memory_folder(recipe: Recipe, plan: Plan) -> Iterator[Path | None]:
     if reason := _refusal(plan):
         raise UsageError(f"callbacks.{CALLBACK}: {reason}")
     with scratch_folder(PREFIX, FOLDER) as folder, _removed_after_kill(folder):
+        (folder / "checkpoints").mkdir()  # ranks make none: they may live a moment longer than the folder
         yield folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ Save = Callable[[Callback, int], None]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv(MEMORY, str(tmp_path / "memory"))
     return tmp_path / "memory" / "checkpoints"
 
@@ -112,6 +113,14 @@ def test_one_that_cannot_be_written_is_told_once_and_the_one_before_stays(
         f"step 20 is not kept in memory: No space left on device ({folder}). The training goes on."
     ]
     assert steps(folder) == [10, 40] and not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_a_folder_that_the_job_has_removed_does_not_come_back(folder: Path, built: Any, save: Save) -> None:
+    callback = built()
+    save(callback, 10)
+    shutil.rmtree(folder.parent)  # by the remover, while a rank of the killed job still lives
+    save(callback, 20)
+    assert not folder.parent.exists()
 
 
 def test_after_a_rewind_later_steps_are_gone(folder: Path, built: Any, save: Save, at: At) -> None:

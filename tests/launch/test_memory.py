@@ -39,7 +39,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_ranks_of_a_training_that_keeps_some_learn_of_it_and_it_is_gone_at_the_end(parent: Path) -> None:
     with memory_folder(KEEPS, PLAN) as folder:
         assert folder is not None and folder.parent == parent and folder.stat().st_mode & 0o777 == 0o700
-        (folder / "checkpoints").mkdir()
+        assert (folder / "checkpoints").is_dir()
         variables = environment(replace(PLAN, memory=folder), {})
         assert variables[MEMORY] == str(folder)
         # A job within a rank has none, or one of its own.
@@ -72,7 +72,6 @@ from paddle_dp.launch import memory
 from tests.launch.test_memory import KEEPS, PLAN
 memory.FOLDER = Path(sys.argv[1])
 with memory.memory_folder(KEEPS, PLAN) as folder:
-    (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "much").write_text("x")
     print(folder, flush=True)
     time.sleep(60)
