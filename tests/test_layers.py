@@ -19,6 +19,7 @@ from tools.house import OUTSIDE_CORE, ROOMS, Import, imports, room_of, this_tree
 LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
     "errors": 0, "units": 0, "unpickle": 0, "text": 0, "scores": 0, "tensors": 0, "files": 0, "adjoint": 0,
+    "kernel_kills": 0,
     "structure": 0.5,
     "part": 1, "mesh.degrees": 1, "mesh.engine": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1,
     "mesh.doors": 1, "mesh.secret": 1, "mesh.tape": 1, "mesh.traffic": 1, "mesh.transport": 1,

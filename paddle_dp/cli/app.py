@@ -49,6 +49,9 @@ VERBS = (
     schema,
 )
 
+# Errors of a path that was given, not of this program.
+_OF_THE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
+
 app = typer.Typer(
     name="paddle-dp",
     cls=Verbs,
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _leave(InstallError.missing_paddle())
     except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+        if error.errno not in _OF_THE_PATH:
             raise
         _leave(UsageError(f"{error.filename}: {error.strerror}. Give another path."))
     except KeyboardInterrupt:  # nothing has started yet; later typer handles it

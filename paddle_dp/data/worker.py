@@ -28,10 +28,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from paddle_dp.kernel_kills import KernelKills
 from paddle_dp.mesh.heartbeat import heartbeat
 
 _LENGTH = struct.Struct("<q")
 _TICK = 1.0  # seconds between two checks of a silent worker
+# By whom, from `KernelKills.lately`.
+_KILLER = {
+    True: ", by the kernel: memory ran out; fewer loader.num_workers or smaller samples need less",
+    False: ", by a person or another program: memory had not run out",
+    None: "; is the machine out of memory?",
+}
 _parents_ends: set[int] = set()  # descriptors of all workers' pipes: a worker must not keep another's open
 
 Reply = dict[str, Any]
@@ -56,6 +63,7 @@ class Worker:
     def __init__(self, serve: WorkerMain):
         self.progress: Progress = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=np.int64, count=2)
         self._status: int | None = None
+        self._kernel = KernelKills()
         for_worker, self._commands = os.pipe()
         self._replies, from_worker = os.pipe()
         _parents_ends.update((self._commands, self._replies))
@@ -83,6 +91,7 @@ class Worker:
     def _await_bytes(self, timeout: float) -> None:
         """Waits for bytes of a reply, or its end. Raises WorkerHungError, WorkerEndedError."""
         last_progress, since = self.progress.tolist(), time.monotonic()
+        self._kernel.look(since)
         while not self._poll.poll(1000 * min(timeout, _TICK)):
             if self._reaped():
                 raise WorkerEndedError(self._how_it_ended())
@@ -149,7 +158,7 @@ class Worker:
     def _how_it_ended(self) -> str:
         code = 0 if self._status is None else os.waitstatus_to_exitcode(self._status)
         if code == -signal.SIGKILL:
-            return "was killed (SIGKILL; is the machine out of memory?)"
+            return f"was killed (SIGKILL{_KILLER[self._kernel.lately()]})"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"
 
 

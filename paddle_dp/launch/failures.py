@@ -105,7 +105,7 @@ class Failure:
         name = signal.Signals(number).name if number in known else f"signal {number}"
         hints = {
             "SIGKILL": ", by hand or by the kernel when memory runs out (dmesg has the cause)",
-            "SIGBUS": ", often a full /dev/shm",
+            "SIGBUS": ", often a full /dev/shm, or a file that was cut short while it was mapped into memory",
         }
         return cls(
             rank=rank, kind=name, message=f"ended by {name}{location}{hints.get(name, '')}", exit_status=128 + number,

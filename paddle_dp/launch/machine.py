@@ -20,8 +20,6 @@ VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}
 # Names in `paddle/version/__init__.py`; "False" or "" in a Paddle that was built without such devices.
 BUILT_FOR = {"gpu": "cuda_version", "xpu": "xpu_xre_version"}
 
-KILL_WINDOW = 5.0  # seconds that may pass between the kernel's kill of a process and its discovery
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -171,33 +169,6 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """Returns the available bytes; None if the system does not report them."""
     limits = [limit for limit in (_machine_limit(root), *_group_limits(root)) if limit is not None]
     return min(limits, default=None)
-
-
-class KernelKills:
-    """Detects that the kernel has lately ended a process of this machine because memory ran out.
-
-    The kernel counts all such ends (Linux 4.13), also at a control group's limit.
-    """
-
-    def __init__(self, root: Path = Path("/")):
-        self._root = root
-        self._before = self._latest = _kernel_kills(root)
-        self._looked = 0.0
-
-    def look(self, now: float) -> None:
-        """Saves the count at `now`, in seconds of any clock; cheap enough for ten calls a second."""
-        if now - self._looked >= KILL_WINDOW:
-            self._before, self._latest, self._looked = self._latest, _kernel_kills(self._root), now
-
-    def lately(self) -> bool | None:
-        """True if the kernel has lately ended a process; None if it does not count."""
-        now = _kernel_kills(self._root)
-        return None if now is None or self._before is None else now > self._before
-
-
-def _kernel_kills(root: Path) -> int | None:
-    match = re.search(r"^oom_kill (\d+)$", _read(root / "proc/vmstat"), re.MULTILINE)
-    return int(match[1]) if match else None
 
 
 def _machine_limit(root: Path) -> int | None:

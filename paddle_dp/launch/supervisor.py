@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paddle_dp.errors import StoppedError
+from paddle_dp.kernel_kills import KernelKills
 from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
-from paddle_dp.launch.machine import KernelKills
 from paddle_dp.launch.processes import (
     REPEATED,
     Signals,

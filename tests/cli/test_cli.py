@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -63,6 +64,17 @@ def test_a_mistake_is_one_message_and_status_2(
     assert leave(*words) == 2
     out, err = capfd.readouterr()
     assert said in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_folder_of_another_user_is_one_message_and_status_2(
+    leave: Leave, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    assert leave("evaluate", "theirs") == 2
+    assert capfd.readouterr() == ("", "theirs/recipe.yaml: Permission denied. Give another path.\n")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 
 from paddle_dp.data import worker as worker_module
 from paddle_dp.data.worker import Worker, WorkerEndedError, WorkerHungError, fork
+from paddle_dp.kernel_kills import KernelKills
 from tests.house.programs import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -198,4 +199,27 @@ def test_a_child_that_stops_within_a_reply_counts_as_hung_and_a_slow_one_does_no
     assert worker.receive(0.5)["arrays"][0].sum() == (1 << 20) * ((1 << 20) - 1) // 2
     with pytest.raises(WorkerHungError):
         worker.receive(0.3)
+    worker.end()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("count", "killer"),
+    [
+        (4, "by the kernel: memory ran out"),
+        (3, "by a person or another program"),
+        (None, "is the machine out of"),
+    ],
+)
+def test_the_killer_of_a_child_is_named_by_the_kernel_s_count(tmp_path, count, killer):
+    (tmp_path / "proc").mkdir()
+    vmstat = tmp_path / "proc/vmstat"
+    vmstat.write_text("oom_kill 3\n" if count else "nr_free_pages 1\n")
+    with patch.object(worker_module, "KernelKills", lambda: KernelKills(tmp_path)):
+        worker = Worker(echo)
+    os.kill(worker.pid, signal.SIGKILL)
+    if count:
+        vmstat.write_text(f"oom_kill {count}\n")
+    with pytest.raises(WorkerEndedError, match=rf"was killed \(SIGKILL.*{killer}"):
+        worker.receive(10)
     worker.end()

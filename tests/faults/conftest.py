@@ -20,7 +20,9 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, variable
 from paddle_dp.mesh.heartbeat import VARIABLE, read
 from tests.eventually import eventually
-from tests.faults.lost import lost
+from tests.faults import deeds
+from tests.faults.deed_lane import Lane
+from tests.faults.lost import lost, train
 from tests.faults.namespaces import two_spaces
 from tests.faults.table import Row, lines_of, rows_of, write
 
@@ -215,17 +217,57 @@ def cause_named(found: Callable[..., None]) -> Callable[..., str]:
     return check
 
 
+@pytest.fixture
+def noted(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """noted(deed, layout, step, status, promise): a row of the table of deeds (tests/faults/deeds.py)."""
+
+    def note(deed: str, layout: str, step: int, status: int, promise: str) -> None:
+        fields = {"deed": deed, "layout": layout, "step": step, "status": status, "promise": promise}
+        request.node.user_properties.append(("deed", fields))
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    """Starts jobs whose ranks are forks of processes that wait."""
+    waiting = Lane(tmp_path_factory.mktemp("lane"))
+    yield waiting
+    waiting.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[deeds.Layout], deeds.Record]:
+    """The record of a layout's training that nothing was done to; made once."""
+    records: dict[deeds.Layout, deeds.Record] = {}
+
+    def record_of(layout: deeds.Layout) -> deeds.Record:
+        if layout not in records:
+            run = tmp_path_factory.mktemp("undisturbed") / "run"
+            train(layout.path, layout.overrides, layout.ranks, str(run), None)
+            records[layout] = deeds.Record.of(run)
+        return records[layout]
+
+    return record_of
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", metavar="FILE", help="write the table of faults into this page")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of the faults that were injected, as docs/reliability.md has it."""
-    rows = rows_of(report for several in terminalreporter.stats.values() for report in several)
-    if not rows:
-        return
-    terminalreporter.section(f"{len(rows)} faults")
-    for line in lines_of(rows):
-        terminalreporter.write_line(line)
-    if page := terminalreporter.config.getoption("--faults"):
-        write(rows, Path(page))
+    """The tables of the faults and deeds that were injected, as docs/reliability.md has them."""
+    reports = [report for several in terminalreporter.stats.values() for report in several]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    done = [fields for name, fields in properties if name == "deed"]
+    page = terminalreporter.config.getoption("--faults")
+    for name, rows, lines_of_rows, write_rows in (
+        ("faults", rows_of(reports), lines_of, write),
+        ("deeds", list({str(fields): fields for fields in done}.values()), deeds.lines_of, deeds.write),
+    ):
+        if rows:
+            terminalreporter.section(f"{len(rows)} {name}")
+            for line in lines_of_rows(rows):
+                terminalreporter.write_line(line)
+            if page:
+                write_rows(rows, Path(page))

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,27 @@ def begin(
     *overrides: str,
     job: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
+    before: Sequence[str] = (),
     **extra: str,
 ) -> subprocess.Popen[str]:
-    """`paddle-dp` in one of the namespaces, as node `node`; `job`: more fields of the Job."""
+    """`paddle-dp` in one of the namespaces, as node `node`; `job`: more fields of the Job; `before`: words that
+    stand before its command, in the namespace."""
     words = {
         "entry_point": entry_point if entry_point == "train" else f"tests.faults.entry_points:{entry_point}",
         "overrides": overrides,
         "recipe": "tests/faults/tiny.yaml", "output_dir": str(out), "extra": extra,
         "nodes": 2, "master": f"{NODES[0]}:{PORT}", "node_rank": node, **(job or {}),
     }  # fmt: skip
-    command = ["ip", "netns", "exec", space, sys.executable, "tests/faults/start.py", json.dumps(words)]
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        space,
+        *before,
+        sys.executable,
+        "tests/faults/start.py",
+        json.dumps(words),
+    ]
     # One thread, as in a rank of two on one machine: other numbers of threads round otherwise.
     mark = f"{space.rpartition('-')[0]}-0"
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DP_TEST": mark, **(env or {})}

@@ -135,6 +135,7 @@ def test_a_signal_is_named_and_the_log_speaks_for_it():
     assert (failure.exit_status, failure.kind) == (137, "SIGKILL")
     text = describe(failure, 2, None)
     assert text.startswith("last line\n") and "ended by SIGKILL" in text
+    assert "/dev/shm, or a file that was cut short" in Failure.by_signal(1, 77, 7, 1.0).message
     assert Failure.by_signal(1, 77, 60, 1.0, "").kind in ("signal 60", "SIGRTMIN+26")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import InstallError
+from paddle_dp.kernel_kills import KernelKills
 from paddle_dp.launch import machine
 from paddle_dp.launch.machine import (
-    KernelKills,
     Machine,
     ask_paddle,
     available_memory,
