@@ -159,6 +159,8 @@ class Worker:
         code = 0 if self._status is None else os.waitstatus_to_exitcode(self._status)
         if code == -signal.SIGKILL:
             return f"was killed (SIGKILL{_KILLER[self._kernel.lately()]})"
+        if code == -signal.SIGBUS:
+            return "was ended by SIGBUS, often a file that was cut short while it was mapped into memory"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit status {code}"
 
 

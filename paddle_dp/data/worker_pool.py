@@ -100,6 +100,10 @@ class Prefetched(Pooled):
         first = next(reads, None)
         if first is None:
             return
+        if not first:  # no micro-batch is this rank's: it is a server, which reads nothing and needs no worker
+            for _ in chain([first], reads):
+                yield []
+            return
         sample = epoch, int(first[0][0][0])
 
         def start() -> Pool:

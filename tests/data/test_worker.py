@@ -223,3 +223,12 @@ def test_the_killer_of_a_child_is_named_by_the_kernel_s_count(tmp_path, count, k
     with pytest.raises(WorkerEndedError, match=rf"was killed \(SIGKILL.*{killer}"):
         worker.receive(10)
     worker.end()
+
+
+@pytest.mark.processes
+def test_a_bus_error_of_a_child_points_at_a_file_that_was_cut_short():
+    worker = Worker(echo)
+    os.kill(worker.pid, signal.SIGBUS)
+    with pytest.raises(WorkerEndedError, match="SIGBUS, often a file that was cut short"):
+        worker.receive(10)
+    worker.end()

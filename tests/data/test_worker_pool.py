@@ -97,6 +97,13 @@ def test_a_killed_worker_is_noticed_at_once():
         assert time.monotonic() - begun < 10
 
 
+def test_a_server_reads_nothing_and_has_no_worker():
+    """It has no share of the data; with workers its first batch was an IndexError."""
+    with Loader(Numbers(40), Sampler(40, 4, dp_rank=-1, dp_size=2), num_workers=2) as loader:
+        batches = list(loader.read(0))
+        assert len(batches) == 10 and not any(batch.micro_batches for batch in batches) and not children()
+
+
 def test_a_worker_that_leaves_is_noticed_with_its_status():
     loader = Loader(Failing(lambda: os._exit(7)), Sampler(20, 2, shuffle=False), num_workers=2)
     with pytest.raises(DataError, match=r"sample 6 .*exit status 7"):

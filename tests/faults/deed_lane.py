@@ -32,9 +32,12 @@ class Lane:
         self.temporary = temporary
         temporary.mkdir(exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
+        self.job: LaneJob | None = None  # the last one
 
     def start(self, folder: Path, words: Mapping[str, Any], env: Mapping[str, str]) -> LaneJob:
         """Starts a job with these fields; only variables PADDLE_DP_… may differ between jobs."""
+        if self.job is not None and not self.job.ended:  # of a row that failed
+            self.close()
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", __file__], cwd=ROOT, env={**os.environ, "TMPDIR": str(self.temporary)},
@@ -44,12 +47,14 @@ class Lane:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([dict(words), screens, dict(env)]) + "\n")
         self.process.stdin.flush()
-        return LaneJob(self.process, Path(words["output_dir"]), folder)
+        self.job = LaneJob(self.process, Path(words["output_dir"]), folder)
+        return self.job
 
     def close(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
+            self.process = None
 
 
 @dataclass
@@ -59,6 +64,7 @@ class LaneJob:
     process: subprocess.Popen[str]
     out: Path
     folder: Path
+    ended: bool = False
 
     def screen(self) -> tuple[str, str]:
         files = [self.folder / name for name in ("stdout", "stderr")]
@@ -75,7 +81,7 @@ class LaneJob:
             screen = self.screen()
             self.process.kill()
             raise AssertionError(f"the job has not ended within {timeout:g} s: {screen}")
-        answer = self.process.stdout.readline()
+        answer, self.ended = self.process.stdout.readline(), True
         return (int(answer) if answer else self.process.wait(), *self.screen())
 
     def left(self) -> list[int]:
