@@ -100,7 +100,7 @@ class Prefetched(Pooled):
         first = next(reads, None)
         if first is None:
             return
-        if not first:  # no micro-batch is this rank's: it is a server, which reads nothing and needs no worker
+        if not first:  # a server, which reads nothing: it needs no worker
             for _ in chain([first], reads):
                 yield []
             return
