@@ -50,7 +50,7 @@ VERBS = (
 )
 
 # Errors of a path that was given, not of this program.
-_OF_THE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
+_PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
 app = typer.Typer(
     name="paddle-dp",
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _leave(InstallError.missing_paddle())
     except OSError as error:
-        if error.errno not in _OF_THE_PATH:
+        if error.errno not in _PATH_ERRORS:
             raise
         _leave(UsageError(f"{error.filename}: {error.strerror}. Give another path."))
     except KeyboardInterrupt:  # nothing has started yet; later typer handles it
