@@ -13,11 +13,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes
+from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes, states_of
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.proof.trace_files import Key
 from paddle_dp.recipe import read_recipe
-from paddle_dp.verbs.forecast import states_of
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters |"
 

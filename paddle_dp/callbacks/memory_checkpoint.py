@@ -14,7 +14,7 @@ from paddle_dp.checkpoint import NotWrittenError
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.plan.memory import STATES
+from paddle_dp.plan.memory import states_of
 from paddle_dp.tensors import nbytes
 from paddle_dp.text import amount
 from paddle_dp.train import Callback, Moment, Refusal, Run
@@ -73,7 +73,7 @@ class MemoryCheckpointCallback(Callback):
         trained = sum(math.prod(tensor.shape) for tensor in shards if not tensor.stop_gradient)
         recipe, numbers = self.run.recipe, 2
         if recipe is not None:
-            numbers = STATES.get(recipe.optimizer.name, 2) + (recipe.ema is not None)
+            numbers = states_of(recipe.optimizer.config) + (recipe.ema is not None)
             numbers += recipe.train.precision.level == "O2"  # a float32 copy of each weight
         return round(self.run.mesh.sum([sum(map(nbytes, shards)) + 4 * numbers * trained])[0])
 

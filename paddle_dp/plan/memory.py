@@ -18,6 +18,13 @@ from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+
+def states_of(optimizer: Any) -> int:
+    """Numbers that a recipe's optimizer keeps per element of a parameter; as many as AdamW, if it does not say so."""
+    states: int = getattr(optimizer, "states", 2)
+    return states
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from paddle_dp.axes.meta_init import built, describe_weights
 from paddle_dp.core.parameter_groups import describe_groups, group
@@ -24,7 +24,7 @@ from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, Sent, sent
 from paddle_dp.plan.fullest_rank import rank_activations
-from paddle_dp.plan.memory import Widths
+from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.rank_memory import (
     Blocks,
     Layout,
@@ -165,12 +165,6 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     )
     layout: Layout = recipe.strategy.config.layout(ranks)
     return replace(layout, widths=widths, accelerator=device != "cpu")
-
-
-def states_of(optimizer: Any) -> int:
-    """Numbers that a recipe's optimizer keeps per element of a parameter; as many as AdamW, if it does not say so."""
-    states: int = getattr(optimizer, "states", 2)
-    return states
 
 
 def _device(recipe: Recipe, ranks: int) -> str:

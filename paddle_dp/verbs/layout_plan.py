@@ -23,7 +23,7 @@ from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, RUNS, STAGE3, TIE
 from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
-from paddle_dp.plan.memory import Widths
+from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
@@ -31,7 +31,7 @@ from paddle_dp.plan.transformer import transformer
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import amount, duration, plural
-from paddle_dp.verbs.forecast import layout_of, masks_documents, states_of
+from paddle_dp.verbs.forecast import layout_of, masks_documents
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
