@@ -157,11 +157,16 @@ def test_a_restart_clears_what_a_kill_left_and_trusts_the_one_it_goes_on_from(
 
 @pytest.mark.parametrize(
     ("optimizer", "ema", "level", "size"),
-    [("adamw", None, "O1", 56), ("sgd", None, "O1", 24), ("sgd", "yes", "O2", 56), ("own", None, "O1", 56)],
+    [
+        ({"states": 2}, None, "O1", 56),
+        ({"states": 0}, None, "O1", 24),
+        ({"states": 0}, "yes", "O2", 56),
+        ({}, None, "O1", 56),
+    ],
 )
 def test_it_is_refused_where_there_is_no_room_for_two(
     run: Run, at: At, trainer: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch,
-    optimizer: str, ema: Any, level: str, size: int,
+    optimizer: dict[str, int], ema: Any, level: str, size: int,
 ) -> None:  # fmt: skip
     """4 weights of 4 bytes with their states, and 2 numbers in a buffer."""
     tensor = {"shape": [4], "element_size": lambda: 4, "stop_gradient": False}
@@ -169,7 +174,8 @@ def test_it_is_refused_where_there_is_no_room_for_two(
     shards = [(name, SimpleNamespace(**each), None) for name, each in (("w", tensor), ("b", buffer))]
     trainer.learner = SimpleNamespace(placed=SimpleNamespace(shards=lambda: iter(shards)))
     precision = SimpleNamespace(precision=SimpleNamespace(level=level))
-    recipe: Any = SimpleNamespace(optimizer=SimpleNamespace(name=optimizer), ema=ema, train=precision)
+    part = SimpleNamespace(config=SimpleNamespace(**optimizer))
+    recipe: Any = SimpleNamespace(optimizer=part, ema=ema, train=precision)
     callback = Config().build(dataclasses.replace(run, recipe=recipe))
     free = [2 * size]
     monkeypatch.setattr(memory_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
