@@ -221,6 +221,7 @@ def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
     os.setsid()  # a Ctrl-C reaches the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)  # Paddle's handler waits for ever in a fork
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # schedulers send them to every process
         signal.signal(number, signal.SIG_IGN)  # the rank still reads; afterwards it ends its workers itself
     if libc is not None and sys.platform == "linux":

@@ -228,6 +228,8 @@ def test_the_killer_of_a_child_is_named_by_the_kernel_s_count(tmp_path, count, k
 @pytest.mark.processes
 def test_a_bus_error_of_a_child_points_at_a_file_that_was_cut_short():
     worker = Worker(echo)
+    worker.send(b"a")
+    assert worker.receive(10)["word"] == "a"  # it has the handlers of a worker
     os.kill(worker.pid, signal.SIGBUS)
     with pytest.raises(WorkerEndedError, match="SIGBUS, often a file that was cut short"):
         worker.receive(10)
