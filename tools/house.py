@@ -113,7 +113,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "doctor/probe* plan/probe.py plan/scaling.py plan/published_scaling.py verbs/scale* cli/scale.py"
     )),
     "verbs": (1680, "verbs/* export/*"),
-    "cluster": (350, "cluster/*"),
+    "cluster": (400, "cluster/*"),
     "sweep": (1300, "sweep/*"),
     "ray": (450, "ray/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),

@@ -115,7 +115,10 @@ def node_options(
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:
-        refuse_parallel_tasks(os.environ, "give --nodes auto for one job, or --nodes 1 for a job on each.")
+        refuse_parallel_tasks(
+            os.environ,
+            "give --nodes auto for one job, with one task on each node, or --nodes 1 if each is a separate job.",
+        )
     elif most == "auto":
         stated = allocated(os.environ, master, node_rank)
         if stated.nodes == 1:

@@ -279,11 +279,18 @@ def cluster(
         int | None, typer.Option(metavar="N", help="Processes on each; by default one for each GPU, or one.")
     ] = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each machine.")] = 0,
-    cpus: Annotated[int, typer.Option(metavar="N", help="Processors of each machine.")] = 8,
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processors of each machine; by default 4 for each GPU, or one for each process.",
+        ),
+    ] = None,
     memory: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="Memory of each machine, such as 64Gi; a pod's is 16Gi without it."
+            metavar="SIZE",
+            help="Memory of each machine, such as 64Gi; a pod's is 16Gi without it, and for each GPU.",
         ),
     ] = "",
     time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn.")] = "04:00:00",
@@ -298,8 +305,11 @@ def cluster(
         str, typer.Option(metavar="NAME", help="The volume claim of the run's folder.")
     ] = "runs",
     restarts: Annotated[
-        int, typer.Option(metavar="N", help="Restarts after a lost pod (train --restarts).")
-    ] = 3,
+        int | None,
+        typer.Option(
+            metavar="N", help="Restarts after a lost pod (train --restarts), by default 3; not for Slurm."
+        ),
+    ] = None,
 ) -> None:
     """Print a script or manifest that runs a recipe on a cluster: redirect it into a file, read it, submit it.
 
@@ -314,6 +324,10 @@ def cluster(
     from paddle_dp.cluster.request import ClusterRequest, checked, name_of
     from paddle_dp.cluster.slurm import slurm
 
+    if engine == "ray":
+        raise UsageError(
+            "cluster ray: Ray needs no script: start it by paddle_dp.ray.RayJob (docs/how-to/ray.md)."
+        )
     engines = {"slurm": slurm, "kubernetes": kubernetes, "jobset": jobset, "volcano": volcano}
     if engine not in engines:
         raise UsageError(f"cluster {engine}: there is no such engine.{did_you_mean(engine, engines)}")

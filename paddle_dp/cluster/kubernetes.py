@@ -6,20 +6,31 @@ Each pod is a node. A pod that is asked to end gets SIGTERM, writes a checkpoint
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
-from paddle_dp.cluster.request import ClusterRequest
+from paddle_dp.cluster.request import ClusterRequest, path_in_image
 from paddle_dp.errors import UsageError
 
 PORT = 29500
 CONTAINER = "train"
-_MEMORY = "16Gi"  # of a pod whose request names none
-_TRIES = 8  # failed pods, those that were stopped or taken away apart
+_MEMORY = 16  # GiB of a pod whose request names none, or for each of its GPUs
+_TRIES = (
+    8  # failed pods, those that were stopped or taken away apart; for more than 4 nodes two failures of all
+)
+_RESTARTS = 3
+_GROUP = 1000  # any number: a volume that belongs to root becomes writable for this group, which the container joins
 Manifest = dict[str, Any]
+_ADVICE = """\
+The claim must be ReadWriteMany: all pods save into one folder. Image and claim are yours to make;
+# the image has the recipe and its code under /work (docker build -f .devcontainer/Containerfile …).
+# Add what your cluster wants: a namespace (kubectl -n NAMESPACE), imagePullSecrets, tolerations of GPU nodes.
+# NFS ignores fsGroup: there the image's user must be able to write into the claim's folder.
+# kubectl delete -f THIS_FILE stops it with a checkpoint, kubectl apply goes on. Delete it before you apply a change."""
 
 
 def kubernetes(request: ClusterRequest, title: str) -> str:
@@ -93,7 +104,7 @@ def _indexed(request: ClusterRequest, first: str, subdomain: str | None = None) 
     nodes = {"name": "PADDLE_DP_NODES", "value": _quoted(request.nodes)}
     return {
         "completionMode": "Indexed", "completions": request.nodes, "parallelism": request.nodes,
-        "backoffLimit": _TRIES,
+        "backoffLimit": max(_TRIES, 2 * request.nodes),
         "podFailurePolicy": {
             "rules": [
                 rule_of_exit("FailJob", 2),  # another try would say the same
@@ -113,17 +124,20 @@ def _pod(request: ClusterRequest, first: str | None, variables: list[Manifest]) 
             f"absolute path such as /runs/{request.name}."
         )
     master = f" --master {first}:{PORT}" if first else ""
-    restarts = f" --restarts {request.restarts}" if request.restarts else ""
+    number = _RESTARTS if request.restarts is None else request.restarts
+    restarts = f" --restarts {number}" if number else ""
+    command = replace(request, recipe=path_in_image(request.recipe)).command()
     script = f"""\
 resume=()
 if find "$OUT/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | grep -q .; then resume=(--resume); fi
-exec {_literal(request.command())} --nodes auto{master}{restarts} --output-dir "$OUT" "${{resume[@]}}"
+exec {_literal(command)} --nodes auto{master}{restarts} --output-dir "$OUT" "${{resume[@]}}"
 """
     secret = {"secretKeyRef": {"name": "paddle-dp", "key": "secret", "optional": True}}
     gpus = {"nvidia.com/gpu": request.gpus} if request.gpus else {}
-    cpus, memory = _quoted(request.cpus), request.memory or _MEMORY
+    cpus, memory = _quoted(request.cpus_of_node), request.memory or f"{_MEMORY * max(1, request.gpus)}Gi"
     return {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": request.grace,
+        "securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"},
         "containers": [
             {
                 "name": CONTAINER, "image": _quoted(request.image), "workingDir": "/work", "command": ["bash", "-c"],
@@ -166,7 +180,4 @@ def _text(title: str, usage: str, *manifests: Manifest) -> str:
     writer.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     writer.dump_all(list(manifests), text)
-    claim = (
-        "The claim must be ReadWriteMany: all pods save into one folder. Image and claim are yours to make."
-    )
-    return f"# {title}\n# {usage}. {claim}\n{text.getvalue().rstrip()}\n"
+    return f"# {title}\n# {usage}. {_ADVICE}\n{text.getvalue().rstrip()}\n"

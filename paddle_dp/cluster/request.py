@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.recipe import Recipe, read_recipe
+from paddle_dp.recipe import Recipe, read_recipe, shipped
 
 MOST_NODES = 64
 _SHORTEST = 60  # seconds
+_CPUS_OF_GPU = 4  # few enough for nodes with 8 GPUs and 48 processors
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRequest:
     """A recipe on `nodes` machines, with `ranks` processes on each of them.
 
-    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi", or "" for the engine's default. `folder`
+    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi", or "" for the engine's default. `cpus` is
+    a node's number of processors; by default four for each GPU, or one for each rank without GPUs. `folder`
     is the run's, on a disk that all nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the
     request to stop until the end.
     """
@@ -29,21 +32,21 @@ class ClusterRequest:
     nodes: int = 1
     ranks: int | None = None
     gpus: int = 0
-    cpus: int = 8
+    cpus: int | None = None
     memory: str = ""
     time: str = "04:00:00"
     folder: str = ""
     image: str = "REGISTRY/paddle-dp:latest"
     claim: str = "runs"
-    restarts: int = 3
+    restarts: int | None = None
     grace: int = 120
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MOST_NODES:
             raise UsageError(f"--nodes {self.nodes}: give 1 to {MOST_NODES} machines.")
         for option, number, least in (
-            ("--ranks", 1 if self.ranks is None else self.ranks, 1), ("--gpus", self.gpus, 0), ("--cpus", self.cpus, 1),
-            ("--restarts", self.restarts, 0),
+            ("--ranks", 1 if self.ranks is None else self.ranks, 1), ("--gpus", self.gpus, 0),
+            ("--cpus", 1 if self.cpus is None else self.cpus, 1), ("--restarts", self.restarts or 0, 0),
         ):  # fmt: skip
             if number < least:
                 raise UsageError(f"{option} {number}: give {least} or more.")
@@ -71,6 +74,10 @@ class ClusterRequest:
         return self.ranks or self.gpus or 1
 
     @property
+    def cpus_of_node(self) -> int:
+        return self.cpus or _CPUS_OF_GPU * self.gpus or self.ranks_of_node
+
+    @property
     def seconds(self) -> int:
         """The time limit in seconds."""
         days, _, clock = self.time.rpartition("-")
@@ -95,6 +102,21 @@ def checked(request: ClusterRequest) -> Recipe:
             f"{total}: change --nodes or --ranks, or the strategy's degrees."
         )
     return recipe
+
+
+def path_in_image(recipe: Path) -> Path:
+    """The recipe's path from the folder in which a container starts, which has the files of the current folder. Raises
+    UsageError for a recipe outside of it, but for one that comes with the package."""
+    if shipped.comes_with_package(recipe):
+        return Path("configs", recipe.name)
+    path, folder = Path(os.path.abspath(recipe)), Path.cwd()
+    if not path.is_relative_to(folder):
+        raise UsageError(
+            f"{recipe} is outside of the current folder, and a container has other folders than this machine. Build "
+            "the image with the recipe's project under /work (docker build -f .devcontainer/Containerfile …), and type "
+            "this command in the project's folder."
+        )
+    return path.relative_to(folder)
 
 
 def name_of(recipe: Recipe) -> str:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import shlex
 
 from paddle_dp.cluster.request import ClusterRequest
+from paddle_dp.errors import UsageError
 
 _SCRIPT = """\
 #!/usr/bin/env bash
 # {title}
-# sbatch THIS_FILE [KEY=VALUE …]. The run's folder must be on a disk that all nodes share.
+# sbatch THIS_FILE [KEY=VALUE …], in the folder from which {recipe} is found, or with --chdir=FOLDER.
+# The run's folder must be on a disk that all nodes share. To stop it for good, with a checkpoint:
+#   scontrol update JobId=JOB Requeue=0; scancel --signal=USR1 JOB
 # Add what your cluster wants: --partition, --account; some take --gres in place of --gpus-per-node.
 {options}
 set -uo pipefail
+
+# Here: `module load …`, or `. /path/to/venv/bin/activate` (sbatch --export=NONE brings no PATH).
+if ! command -v paddle-dp > /dev/null; then
+    echo "paddle-dp is not on the PATH of $(hostname): load its module, or activate its environment, in $0" >&2
+    exit 2
+fi
 
 export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}} # srun does not inherit it since Slurm 22.05
 out={folder}
@@ -45,11 +54,19 @@ exit "$status"
 
 
 def slurm(request: ClusterRequest, title: str) -> str:
-    """Returns a script for `sbatch`: it stops with a checkpoint before the time limit, is requeued, and goes on."""
+    """Returns a script for `sbatch`: it stops with a checkpoint before the time limit, is requeued, and goes on.
+
+    Raises UsageError for `restarts`.
+    """
+    if request.restarts is not None:
+        raise UsageError(
+            f"--restarts {request.restarts}: under Slurm leave it out. srun does not start a lost task again, so the "
+            "script requeues the whole job (TURNS=100 times at most)."
+        )
     # Shorter limits leave no time for the first updates.
     grace = min(request.grace, request.seconds // 2)
     options = {
-        "job-name": request.name, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus,
+        "job-name": request.name, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus_of_node,
         **({"gpus-per-node": request.gpus} if request.gpus else {}),
         **({"mem": request.memory.removesuffix("i")} if request.memory else {}),
         "time": request.time, "signal": f"USR1@{grace}", "requeue": None,
@@ -57,4 +74,7 @@ def slurm(request: ClusterRequest, title: str) -> str:
     }  # fmt: skip
     lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items()]
     folder = shlex.quote(request.folder) if request.folder else f'"$PWD/runs/{request.name}-$SLURM_JOB_ID"'
-    return _SCRIPT.format(title=title, options="\n".join(lines), folder=folder, command=request.command())
+    return _SCRIPT.format(
+        title=title, options="\n".join(lines), folder=folder, command=request.command(),
+        recipe=str(request.recipe).replace("\n", " "),
+    )  # fmt: skip

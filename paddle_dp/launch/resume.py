@@ -79,7 +79,12 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
         return None
     if checkpoint is None:
         return f"nothing to go on from: there is no usable checkpoint in {folder / 'checkpoints'} yet"
-    nodes = ", with its --node-rank on each node" if job.nodes and job.nodes > 1 else ""
+    # An engine, ssh or Ray may have given this node its number: only there a command by hand differs on each node.
+    nodes = (
+        ", by the job's own command with --resume; where you type it on each node, with its --node-rank"
+        if job.nodes and job.nodes > 1
+        else ""
+    )
     label = f"step {step_of(checkpoint)}" if STEP.fullmatch(checkpoint.name) else f"{checkpoint}"
     return f"go on from {label}{nodes}: {command(job, resume)}"
 

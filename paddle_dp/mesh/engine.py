@@ -39,14 +39,7 @@ class Allocation:
     tasks: int = 0
 
     def __post_init__(self) -> None:
-        if self.tasks > self.nodes:
-            raise UsageError(
-                f"{self.engine} has started {self.tasks} tasks on {self.nodes} node{'s' * (self.nodes > 1)}, and "
-                "paddle-dp starts the ranks of a node itself (--ranks): ask for one task on each node "
-                f"({_TASK_OPTION.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job "
-                "(in a script without a launcher: PADDLE_TRAINERS_NUM=1)."
-            )
-        if not 0 <= self.node_rank < self.nodes:
+        if not 0 <= self.node_rank < max(self.nodes, self.tasks):  # several tasks on a node are refused later
             raise ValueError(f"number {self.node_rank} of {self.nodes} nodes")
 
 
@@ -56,7 +49,7 @@ _TASK_OPTION = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node
 def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocation | None:
     """Returns an engine's allocation, or None without an engine. `leftovers`: PADDLE_* variables count, too.
 
-    Raises UsageError for several tasks on a node, and for variables that say nothing clear.
+    Raises UsageError for variables that say nothing clear.
     """
     try:
         return _stated(variables, leftovers)
@@ -114,7 +107,8 @@ def first_host(hosts: str) -> str:
 def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None) -> Allocation:
     """Returns the nodes for `--nodes auto`. An option `--master` counts more than the engine's.
 
-    Raises UsageError without an engine, if it does not name node 0, and for another `--node-rank` than the engine's.
+    Raises UsageError without an engine, for several tasks on a node, if it does not name node 0, and for another
+    `--node-rank` than the engine's.
     """
     stated = allocation(env, leftovers=True)
     if stated is None:
@@ -123,6 +117,12 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
             "--nodes auto: the environment tells of no task of Slurm, MPI, Kubernetes, Volcano or PaddleJob"
             f"{index * ('JOB_COMPLETION_INDEX' in env)}. Start it by srun or mpirun, or give --nodes N, --node-rank R "
             "and --master HOST:PORT."
+        )
+    if stated.tasks > stated.nodes:
+        raise UsageError(
+            f"{stated.engine} has started {stated.tasks} tasks on {_nodes(stated)}, and paddle-dp starts the ranks of "
+            "a node itself (--ranks): ask for one task on each node "
+            f"({_TASK_OPTION.get(stated.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job."
         )
     if node_rank not in (None, stated.node_rank):
         raise UsageError(
@@ -140,7 +140,12 @@ def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
     """Raises UsageError if an engine has started this command several times, and it does not know of the others: each
     would train alone, and write the same files. `remedy`: the advice at the end of the message."""
     stated = allocation(env)
-    if stated is not None and stated.nodes > 1:
+    if stated is not None and max(stated.tasks, stated.nodes) > 1:
+        times = f"{stated.tasks} times " if stated.tasks > stated.nodes else ""
         raise UsageError(
-            f"{stated.engine} has started this command on {stated.nodes} nodes, and each would work alone: {remedy}"
+            f"{stated.engine} has started this command {times}on {_nodes(stated)}, and each would work alone: {remedy}"
         )
+
+
+def _nodes(stated: Allocation) -> str:
+    return f"{stated.nodes} node{'s' * (stated.nodes > 1)}"

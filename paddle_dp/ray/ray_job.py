@@ -36,7 +36,7 @@ class RayResult:
     """The end of a job.
 
     `status`: as of `paddle-dp train`, 0 done, 75 stopped with a checkpoint. `cause`: the first cause of a failure, ""
-    without one. `replaced`: the nodes whose actors were started again.
+    without one. `replaced`: the nodes whose actors or processes were started again.
     """
 
     status: int
@@ -47,7 +47,7 @@ class RayResult:
 
 @dataclass(kw_only=True)
 class _Reply:
-    """How a node's process ended. `lost`: it did not, its actor was lost for good."""
+    """How a node's process ended. `lost`: it was killed, or its actor was lost, for good."""
 
     status: int
     cause: str
@@ -61,11 +61,11 @@ class RayJob:
 
     The recipe, its code and `output_dir` must have the same path on all machines. `cpus` and `gpus` are each
     node's; by default as many processors as ranks, and no GPU. Without `ranks` there is one for each GPU, or one.
-    `restarts`: how often the ranks, and each actor, may start again. `spread` demands different machines. `wait`:
-    seconds until the cluster must have room for all nodes.
+    `restarts`: how often the ranks, each actor, and its process may start again. `spread` demands different machines.
+    `wait`: seconds until the cluster must have room for all nodes.
     """
 
-    recipe: str | Path
+    recipe: str | Path = field(kw_only=False)
     settings: Sequence[str] = ()
     nodes: int = 2
     ranks: int = 0
@@ -148,7 +148,7 @@ class RayJob:
         for number in range(self.nodes):
             bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             started = actor.options(scheduling_strategy=bundle, **options)
-            nodes.append(started.remote(number, os.getcwd(), variables))
+            nodes.append(started.remote(number, os.getcwd(), variables, self.restarts))
         try:
             master = ray.get(nodes[0].address.remote(), timeout=self.wait)
             runs = [
@@ -194,6 +194,9 @@ def _reply_of(ray: Any, run: Any, number: int) -> _Reply:
         message = f"node {number} is lost, and Ray cannot replace its actor: {reason}"
         console.write(message)
         return _Reply(status=LOST_NODE, cause=message, lost=True)
+    if status < 0:
+        console.write(cause)
+        return _Reply(status=128 - status, cause=cause, replaced=replaced, lost=True)
     return _Reply(status=status, cause=cause, replaced=replaced)
 
 
@@ -230,10 +233,11 @@ def process_variables(more: Mapping[str, str]) -> dict[str, str]:
 
 class RayNode:
     """An actor: one node of a job, as a process that ends with it. Ray starts it again where it, its worker or its
-    machine dies, and calls `run` again; the other nodes wait for it (`watch.rejoin`)."""
+    machine dies, and calls `run` again; it starts a process that was killed up to `restarts` times again. The other
+    nodes wait for it (`watch.rejoin`)."""
 
-    def __init__(self, number: int, folder: str, variables: Mapping[str, str]):
-        self.number, self.folder, self.variables = number, folder, dict(variables)
+    def __init__(self, number: int, folder: str, variables: Mapping[str, str], restarts: int = 0):
+        self.number, self.folder, self.variables, self.restarts = number, folder, dict(variables), restarts
         self.process: subprocess.Popen[str] | None = None
         self.stopped = False
 
@@ -248,7 +252,10 @@ class RayNode:
         return os.getpid()
 
     def run(self, arguments: Sequence[str], run_folder: str) -> tuple[int, str, bool]:
-        """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced."""
+        """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced.
+
+        The status is negative, as of `subprocess`, if the process itself was killed by that signal for good.
+        """
         import ray
 
         with warnings.catch_warnings():
@@ -258,27 +265,46 @@ class RayNode:
             print(f"node {self.number}: its actor was lost, and is started again", flush=True)
         with suppress(OSError):
             os.chdir(self.folder)
-        process = subprocess.Popen(
+        for restart in range(self.restarts + 1):
+            began, lines = time.time(), deque[str](maxlen=_LINES)
+            status = self._process(arguments, lines)
+            if status >= 0:
+                return status, _cause(status, Path(run_folder), lines, began), replaced
+            cause = f"node {self.number}: its paddle-dp was killed by {signal.Signals(-status).name}"
+            if self.stopped or restart == self.restarts:
+                break
+            print(f"{cause}, and is started again (restart {restart + 1} of {self.restarts})", flush=True)
+            replaced = True
+            saved = any(Path(run_folder, "checkpoints").glob("step-*"))
+            if "--nodes" not in arguments and "--resume=newest" not in arguments and saved:
+                arguments = [*arguments, "--resume=newest"]  # no other node is there to say it
+        return status, cause, replaced
+
+    def _process(self, arguments: Sequence[str], lines: deque[str]) -> int:
+        """Runs `paddle-dp` to its end, and returns its status; the last lines of its screen are put into `lines`."""
+        with subprocess.Popen(
             [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **child_options(),
-        )  # fmt: skip
-        self.process, began = process, time.time()
-        if self.stopped:
-            process.send_signal(signal.SIGTERM)
-        lines = deque[str](maxlen=_LINES)
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            print(line, end="", flush=True)  # Ray brings it to the driver
-        status = process.wait()
-        status = 128 - status if status < 0 else status
-        return status, _cause(status, Path(run_folder), lines, began), replaced
+        ) as process:  # fmt: skip
+            self.process = process
+            if self.stopped:
+                process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                print(line, end="", flush=True)  # Ray brings it to the driver
+            status = process.wait()
+        self.process = (
+            None  # else it is deleted while Ray ends the actor, by an exception in the middle of it
+        )
+        return status
 
     def stop(self) -> None:
         """Asks the training to save a checkpoint and end."""
         self.stopped = True
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        process = self.process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
 
 
 def _cause(status: int, run: Path, lines: Sequence[str], began: float) -> str:

@@ -23,6 +23,12 @@ def at_hand(file: Path) -> Path:
     return shipped_recipe
 
 
+def comes_with_package(file: Path) -> bool:
+    """Whether `file` is a shipped recipe, where the package has it."""
+    recipe = _recipe(file.stem)
+    return recipe is not None and file.is_file() and recipe.samefile(file)
+
+
 def copy(name: str, into: Path) -> list[Path]:
     """Copies a shipped recipe to `into`/configs, and its model, if shipped, to `into`/models. Returns the new files.
     Raises UsageError, before anything is written, for an unknown recipe or a file that exists."""

@@ -7,6 +7,7 @@ kubernetes-validate, where it is installed.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,52 @@ def test_the_pods_of_a_job_find_each_other_and_stop_in_good_order() -> None:
     assert "--master" not in pod["containers"][0]["args"][0]  # Volcano says it
 
 
+def pod_of(**more: Any) -> dict[str, Any]:
+    return read(volcano(request(**more), ""))[0]["spec"]["tasks"][0]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("more", "cpu", "memory"),
+    [
+        ({}, "1", "16Gi"), ({"ranks": 3}, "3", "16Gi"), ({"gpus": 8}, "32", "128Gi"),
+        ({"gpus": 8, "cpus": 6, "memory": "64Gi"}, "6", "64Gi"),
+    ],
+)  # fmt: skip
+def test_a_pod_has_equipment_for_its_gpus_or_ranks(more: dict[str, Any], cpu: str, memory: str) -> None:
+    pod = pod_of(**more)
+    resources = pod["containers"][0]["resources"]
+    assert resources["requests"] == {"cpu": cpu, "memory": memory} and resources["limits"]["memory"] == memory
+    assert pod["securityContext"]["fsGroup"] > 0  # a volume of root's is writable
+
+
+@pytest.mark.parametrize(("nodes", "failures"), [(1, 8), (64, 128)])
+def test_a_failure_of_all_pods_leaves_another_try(nodes: int, failures: int) -> None:
+    assert read(kubernetes(request(nodes=nodes), ""))[1]["spec"]["backoffLimit"] == failures
+
+
+def test_a_container_finds_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    project, other = tmp_path / "project", tmp_path / "other.yaml"
+    (project / "configs").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    for recipe, path in (
+        (RECIPE, "configs/digits_mlp.yaml"), (project / "configs" / "a.yaml", "configs/a.yaml"),
+        (Path("a.yaml"), "a.yaml"), (Path("configs/../a.yaml"), "a.yaml"),
+    ):  # fmt: skip
+        script = pod_of(recipe=recipe)["containers"][0]["args"][0]
+        assert f"exec paddle-dp train {path} " in script
+    for recipe in (other, Path("../other.yaml")):
+        with pytest.raises(UsageError, match=r"other.yaml is outside of the current folder.* under /work"):
+            pod_of(recipe=recipe)
+
+
+def test_a_manifest_says_how_to_stop_it_and_to_apply_it_again() -> None:
+    comment = " ".join(
+        line.lstrip("# ") for line in kubernetes(request(), "").splitlines() if line.startswith("#")
+    )
+    for word in ("namespace", "imagePullSecrets", "tolerations", "kubectl delete -f", "Containerfile"):
+        assert re.search(rf"\b{word}\b", comment), word
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [kubernetes, jobset, volcano])
 def test_the_container_runs_the_recipe_with_its_settings(kind: Any, tmp_path: Path) -> None:
@@ -180,6 +227,9 @@ def test_a_layout_that_does_not_fit_is_refused_before_the_queue(capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["cluster", "slrm", str(tensor)])
     assert "Did you mean 'slurm'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["cluster", "ray", str(tensor)])
+    assert "RayJob (docs/how-to/ray.md)" in capsys.readouterr().err
 
 
 def test_a_job_has_a_name_that_every_engine_takes() -> None:

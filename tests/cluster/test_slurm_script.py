@@ -11,6 +11,7 @@ import pytest
 
 from paddle_dp.cluster.request import ClusterRequest
 from paddle_dp.cluster.slurm import slurm
+from paddle_dp.errors import UsageError
 from tests.house.programs import run_program
 
 REQUEST = ClusterRequest(
@@ -20,6 +21,27 @@ REQUEST = ClusterRequest(
 
 def options(text: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.M))
+
+
+@pytest.mark.parametrize(
+    ("more", "cpus"), [({"gpus": 0}, "1"), ({"gpus": 0, "ranks": 2}, "2"), ({}, "32"), ({"cpus": 6}, "6")]
+)
+def test_it_asks_for_processors_that_small_nodes_have(more: dict[str, int], cpus: str) -> None:
+    assert options(slurm(replace(REQUEST, **more), ""))["cpus-per-task"] == cpus  # type: ignore[arg-type]
+
+
+def test_restarts_are_refused_for_srun_starts_no_task_again() -> None:
+    with pytest.raises(
+        UsageError, match=r"--restarts 3: under Slurm leave it out\. .* requeues the whole job"
+    ):
+        slurm(replace(REQUEST, restarts=3), "")
+
+
+def test_without_the_command_it_says_where_to_load_it(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(slurm(replace(REQUEST, folder=str(tmp_path)), ""))
+    path = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}
+    ended = run_program("bash", tmp_path / "job.sbatch", env=path, status=2)
+    assert "paddle-dp is not on the PATH" in ended.stderr and "activate its environment" in ended.stderr
 
 
 def test_it_asks_for_the_nodes_and_a_signal_before_the_limit() -> None:

@@ -114,7 +114,9 @@ def test_several_nodes_each_go_on(tmp_path: Path) -> None:
     save(tmp_path, 10, GOOD)
     job = replace(JOB, nodes=2, master="10.0.0.1:9701", node_rank=0)
     said = str(how_to_resume(job, tmp_path))
-    assert said.startswith("go on from step 10, with its --node-rank on each node: ")
+    assert said.startswith(
+        "go on from step 10, by the job's own command with --resume; where you type it on "
+    )
     assert said.endswith("--ranks 2 --nodes 2 --master 10.0.0.1:9701 --node-rank 0 --resume")
 
 

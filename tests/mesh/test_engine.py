@@ -87,7 +87,9 @@ def test_the_first_host_of_slurms_list(hosts, first):
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "10"}, ("auto", None, None),
          r"Slurm has started 10 tasks on 5 nodes, .*\(--ntasks-per-node=1\)"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (None, None, None),
-         r"Open MPI has started 4 tasks on 1 node, .*--nodes 1 if each is a separate job"),
+         r"Open MPI has started this command 4 times on 1 node, .*one task on each node, or --nodes 1 if each"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ("auto", "a:1", None),
+         r"4 tasks on 1 node, .*\(--map-by ppr:1:node\), or give --nodes 1 if each is a separate job"),
         (SLURM, (None, None, None), r"on 5 nodes, and each would work alone: give --nodes auto"),
         (VOLCANO, (None, None, None), r"Volcano has started this command on 2 nodes"),
         ({**VOLCANO, "VC_SERVER_HOSTS": "a,b"}, ("auto", None, None), r"Volcano names 2 lists of hosts"),
@@ -122,6 +124,14 @@ def test_evaluate_and_a_script_that_an_engine_starts_twice_are_refused(
         monkeypatch.setenv(name, value)
     (tmp_path / "recipe.yaml").write_text("")
     with pytest.raises(UsageError, match="on 5 nodes, and each would work alone: start it once"):
+        evaluate(tmp_path)
+    # srun -n2, on one node: --nodes is no option here
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    with pytest.raises(
+        UsageError, match="2 times on 1 node, and each would work alone: start it once, on one"
+    ):
         evaluate(tmp_path)
     monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
     model = paddle.nn.Linear(2, 2)

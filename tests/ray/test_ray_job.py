@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.ray import RayJob
-from paddle_dp.ray.ray_job import _cause
+from paddle_dp.ray.ray_job import RayNode, _cause
 from tests.house.programs import ROOT
 
 RECIPE = ROOT / "tests/faults/slow.yaml"
@@ -76,6 +78,75 @@ def test_others_do_not_wait_for_a_node_that_is_lost_for_good(capsys: pytest.Capt
     result, stops = watched(RayError("The actor died.\nmore"), (75, "stopped", False))
     assert result.status == 1 and result.cause.endswith("cannot replace its actor: The actor died.")
     assert stops == [0, 1] and "node 0 is lost" in capsys.readouterr().err
+
+
+def test_the_recipe_may_be_given_by_position_and_the_rest_by_name() -> None:
+    assert RayJob(RECIPE, nodes=3) == RayJob(recipe=RECIPE, nodes=3)
+    with pytest.raises(TypeError):
+        RayJob(RECIPE, ["train.batch=8"])  # type: ignore[misc]
+
+
+def test_others_do_not_wait_for_a_process_that_was_killed_for_good(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause = "node 0: its paddle-dp was killed by SIGKILL"
+    result, stops = watched((-9, cause, True), (75, "stopped", False))
+    assert (result.status, result.cause, result.replaced, stops) == (137, cause, (0,), [0, 1])
+    assert cause in capsys.readouterr().err
+
+
+def node_that_ends(
+    monkeypatch: pytest.MonkeyPatch, statuses: Sequence[int], restarts: int
+) -> tuple[RayNode, list[list[str]]]:
+    """A node whose process ends with these statuses, one after the other, and the arguments of each."""
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    sys.modules["ray"].get_runtime_context().was_current_actor_reconstructed = False
+    monkeypatch.setattr("os.chdir", lambda _: None)
+    node, starts = RayNode(1, ".", {}, restarts), list[list[str]]()
+
+    def process(arguments: list[str], lines: Any) -> int:
+        starts.append(arguments)
+        return statuses[len(starts) - 1]
+
+    monkeypatch.setattr(node, "_process", process)
+    return node, starts
+
+
+def test_a_killed_process_starts_again_within_the_restarts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "r.yaml", "--nodes", "2"]
+    node, starts = node_that_ends(monkeypatch, [-9, -9, 0], 2)
+    assert node.run(words, str(tmp_path)) == (0, "", True) and starts == [words] * 3
+    assert "node 1: its paddle-dp was killed by SIGKILL, and is started again (restart 2 of 2)" in (
+        capsys.readouterr().out
+    )
+    node, starts = node_that_ends(monkeypatch, [-9, -11], 1)
+    cause = "node 1: its paddle-dp was killed by SIGSEGV"
+    assert node.run(words, str(tmp_path)) == (-11, cause, True) and len(starts) == 2
+    node, starts = node_that_ends(monkeypatch, [-9], 3)
+    node.stop()
+    assert node.run(words, str(tmp_path))[0] == -9 and len(starts) == 1
+    node, starts = node_that_ends(monkeypatch, [1], 3)
+    assert node.run(words, str(tmp_path))[0] == 1 and len(starts) == 1  # a failure of its own
+
+
+def test_a_job_of_one_node_goes_on_from_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node, starts = node_that_ends(monkeypatch, [-9, 0, -9, 0], 3)
+    node.run(["train", "r.yaml"], str(tmp_path))
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    node.run(["train", "r.yaml"], str(tmp_path))
+    assert [words[2:] for words in starts] == [[], [], [], ["--resume=newest"]]
+
+
+@pytest.mark.processes
+def test_a_process_that_ended_is_let_go() -> None:
+    """An actor that Ray ends must not have it: the exception would come in the middle of its deletion."""
+    node, lines = RayNode(0, ".", {"PYTHONPATH": str(ROOT)}), deque[str]()
+    assert node._process(["no-such-verb"], lines) == 2
+    assert node.process is None and any("no-such-verb" in line for line in lines)
 
 
 def test_the_cause_is_this_runs(tmp_path: Path) -> None:

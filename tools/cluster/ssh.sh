@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A training on several machines by ssh alone:  tools/cluster/ssh.sh "HOST0 HOST1 …" RECIPE --output-dir DIR [OPTION … KEY=VALUE …]
 # The first host is node 0. Ctrl-C, or a SIGTERM, stops all of them after one update with a checkpoint, a second one at once.
+# Where one has failed, the others have GRACE seconds (10) to end by themselves, and are then stopped.
 # FOLDER: where it runs on each host (here: the current one); PORT, or MASTER=HOST:PORT: where the nodes meet. See README.md beside this.
 set -uo pipefail
 
@@ -14,29 +15,46 @@ master=${MASTER:-${address:-${hosts[0]#*@}}:${PORT:-29500}}
 pidfile=/tmp/paddle-dp-$(id -un)-$$-$RANDOM
 
 words=$(printf ' %q' paddle-dp train "$@" --nodes "${#hosts[@]}" --master "$master")
-sessions=()
+declare -A sessions # of the nodes that have not ended
 for node in "${!hosts[@]}"; do
     there="cd $(printf %q "${FOLDER:-$PWD}") && echo \$\$ > $pidfile.$node && exec$words --node-rank $node"
     # In a group of its own: the terminal's Ctrl-C is for this script, which passes it on.
     setsid ssh -o BatchMode=yes "${hosts[node]}" "$there" < /dev/null &
-    sessions+=("$!")
+    sessions[$node]=$!
 done
 
-told=0
-# All nodes hear of it from the one that is told.
-trap 'told=1; ssh -o BatchMode=yes "${hosts[0]}" "kill -s TERM \$(cat $pidfile.0)" < /dev/null' INT TERM HUP USR1
-
-status=0
-for session in "${sessions[@]}"; do
-    while told=0; do
-        wait "$session"
-        ended=$?
-        [ "$told" -eq 0 ] && break # else a signal has ended the wait, not the session
+stop() { # every node that has not ended: one that has failed cannot pass it on to the others
+    for node in "${!sessions[@]}"; do
+        setsid ssh -o BatchMode=yes "${hosts[node]}" "kill -s TERM \$(cat $pidfile.$node)" < /dev/null &
     done
-    if [ "$ended" -ne 0 ] && [ "$status" -eq 0 ]; then
-        status=$ended # of node 0, if it failed
+}
+
+requests=0 signals=0 status=0 deadline='' grace=${GRACE:-10}
+trap 'signals=$((signals + 1))' INT TERM HUP USR1
+while [ "${#sessions[@]}" -gt 0 ]; do
+    for node in "${!sessions[@]}"; do
+        kill -0 "${sessions[$node]}" 2> /dev/null && continue
+        wait "${sessions[$node]}"
+        ended=$?
+        unset "sessions[$node]"
+        if [ "$ended" -ne 0 ] && [ "$status" -eq 0 ]; then
+            status=$ended
+            if [ "$ended" -ne 75 ] && [ "${#sessions[@]}" -gt 0 ]; then # after a 75 the others are stopping, too
+                echo "ssh.sh: ${hosts[node]} has ended with $ended; hosts that run in $grace s are stopped" >&2
+                deadline=$((SECONDS + grace))
+            fi
+        fi
+    done
+    if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
+        signals=$((signals + 1)) deadline=$((SECONDS + grace + 1)) # the second time at once
     fi
+    if [ "$signals" -gt "$requests" ]; then
+        requests=$((requests + 1))
+        stop
+    fi
+    sleep 0.2
 done
+wait # for the requests
 trap - INT TERM HUP USR1
 for node in "${!hosts[@]}"; do
     ssh -o BatchMode=yes "${hosts[node]}" "rm -f $pidfile.$node" < /dev/null
