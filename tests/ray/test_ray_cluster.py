@@ -77,8 +77,12 @@ class Job:
         return status, cause, replaced, began
 
     def actors(self) -> dict[int, int]:
-        """The process of the actor of each node, by the parents of `paddle-dp`."""
-        actors = {}
+        """The process of the actor of each node."""
+        return {node: actor for node, (actor, _) in self.processes().items()}
+
+    def processes(self) -> dict[int, tuple[int, int]]:
+        """The process of the actor of each node, and that of its `paddle-dp`."""
+        processes = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 words = (path / "cmdline").read_bytes().decode().split("\0")
@@ -87,8 +91,8 @@ class Job:
             except (OSError, ValueError):
                 continue
             if "--node-rank" in words and str(self.out) in words and b"RayNode" in name:
-                actors[int(words[words.index("--node-rank") + 1])] = parent
-        return actors
+                processes[int(words[words.index("--node-rank") + 1])] = (parent, int(path.name))
+        return processes
 
     def trainings(self) -> int:
         return sum(
@@ -123,6 +127,21 @@ def test_two_nodes_are_one_job(right: dict[str, np.ndarray], tmp_path: Path, job
     first = next(e for e in map(json.loads, (job.out / "metrics.jsonl").open()) if e["event"] == "step")
     print(f"from submit to first update: {first['time'] - began:.1f} s")
     eventually(lambda: not job.trainings(), 20)
+
+
+def test_a_killed_process_starts_again_in_its_actor(
+    right: dict[str, np.ndarray], tmp_path: Path, jobs: list[Job]
+) -> None:
+    job = Job(tmp_path / "run", "0.05")
+    jobs.append(job)
+    eventually(lambda: newest(job.out) >= 40 or job.process.poll() is not None, 400, pause=0.2)
+    os.kill(job.processes()[1][1], signal.SIGKILL)
+    status, cause, replaced, _ = job.result()
+    screen = job.log.read_text()
+    assert (status, cause, replaced) == (0, "", [1]), screen
+    assert "node 1: its paddle-dp was killed by SIGKILL, and is started again (restart 1 of 3)" in screen
+    assert are_right(job.out, right) == 0.0
+    assert "Exception ignored" not in screen
 
 
 @pytest.mark.parametrize("node", [1, 0])
