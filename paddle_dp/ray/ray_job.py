@@ -278,7 +278,7 @@ class RayNode:
             saved = any(Path(run_folder, "checkpoints").glob("step-*"))
             if "--nodes" not in arguments and "--resume=newest" not in arguments and saved:
                 arguments = [*arguments, "--resume=newest"]  # no other node is there to say it
-        # One that was asked to stop is not lost: the others were asked, too, and a second request would end them at once.
+        # One that was asked to stop is not lost: the others were asked, too, and a second request ends them at once.
         return 128 - status if self.stopped else status, cause, replaced
 
     def _process(self, arguments: Sequence[str], lines: deque[str]) -> int:
