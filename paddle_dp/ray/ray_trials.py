@@ -89,12 +89,11 @@ class TrialProcess:
 
     def run(self, arguments: Sequence[str], screen: str) -> int:
         """Trains to the end; returns the exit status."""
-        with suppress(OSError):
-            os.chdir(self.folder)
         Path(screen).parent.mkdir(parents=True, exist_ok=True)
         with Path(screen).open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
+                cwd=self.folder if Path(self.folder).is_dir() else None,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **child_options(),
             )  # fmt: skip
         if self.request:  # it came before the process
