@@ -414,7 +414,8 @@ def _loss(c: Configuration) -> Section:
     if c.values.get(f"{TRAIN}.name") == MULTIPLE:
         return _loss_of_labels(c, kinds)
     if kinds != {"CELoss"}:
-        c.refuse("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only CELoss alone has a recipe")
+        names = "CELoss, MultiLabelLoss or MultiLabelAsymmetricLoss"
+        c.refuse("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only {names} alone has a recipe")
     c.take("Loss.Train.CELoss")
     c.take_if("Loss.Train.CELoss.weight", 1)
     section: Section = {"use": "cross_entropy"}

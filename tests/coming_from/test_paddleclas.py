@@ -364,7 +364,7 @@ def test_rates_are_theirs_after_the_warm_up(tmp_path: Path, settings: str, their
          "name: Cifar10\n      cls_label_path: train", "name: Cifar10: only lists of images"),
         ("name: ImageNetDataset\n      image_root: ./dataset/flowers/\n      cls_label_path: ./dataset/flowers/train",
          "name: MultiLabelDataset\n      cls_label_path: train", "CELoss: of lists with several labels MultiLabel"),
-        ("CELoss: {weight: 1.0, epsilon: 0.1}", "TripletLoss: {}", "Loss.Train: TripletLoss: only CELoss alone"),
+        ("CELoss: {weight: 1.0, epsilon: 0.1}", "TripletLoss: {}", "Loss.Train: TripletLoss: only CELoss, Multi"),
         ("name: Momentum", "name: AdamWDL", "Optimizer.name: AdamWDL: one Momentum, SGD, Adam, AdamW or RMSProp"),
         ("name: Cosine", "name: OneCycleLR", "Optimizer.lr.name: OneCycleLR: Cosine, Linear, Piecewise"),
         ("name: Cosine, learning_rate: 0.4", "name: Piecewise, decay_epochs: [1, 2], values: [1.0, 0.5, 0.1]",
