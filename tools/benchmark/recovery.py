@@ -254,33 +254,20 @@ class Training:
         ]  # fmt: skip
 
     def _torchrun(self, node: int, again: bool) -> tuple[list[str], dict[str, str]]:
-        launcher = [
-            self.settings.torch,
-            "-m",
-            "torch.distributed.run",
-            "--max-restarts",
-            "1000",
-            "--standalone",
-        ]
-        return [*launcher, "--nproc-per-node", str(RANKS), *self._script()], {}
+        return self._launched("--standalone", "--nproc-per-node", str(RANKS)), {}
 
     def _torchft(self, node: int, again: bool) -> tuple[list[str], dict[str, str]]:
-        launcher = [
-            self.settings.torch,
-            "-m",
-            "torch.distributed.run",
-            "--max-restarts",
-            "1000",
-            "--nnodes",
-            "1",
-        ]
-        launcher += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
         variables = {
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self.port}", "REPLICA_GROUP_ID": str(node),
             "NUM_REPLICA_GROUPS": str(RANKS),
         }  # fmt: skip
-        master = ["--master-port", str(free_port(self.port + 1 + 100 * node))]
-        return [*launcher, *master, *self._script(), "--torchft"], variables
+        master = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(self.port + 1 + 100 * node))]
+        return [*self._launched("--nnodes", "1", "--nproc-per-node", "1", *master), "--torchft"], variables
+
+    def _launched(self, *options: str) -> list[str]:
+        """The script under torchrun."""
+        launcher = [self.settings.torch, "-m", "torch.distributed.run", "--max-restarts", "1000"]
+        return [*launcher, *options, *self._script()]
 
     def _lighthouse(self) -> list[str]:
         """The words of torchft's own example."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
+from paddle_dp.exchange.bucketed_gradients import MOST_WAITING, WAITING
+from paddle_dp.exchange.buckets import LARGEST, MIN_BUCKETS, SMALLEST
 from paddle_dp.mesh.degrees import REPLICA_AXES
 from paddle_dp.plan.bound import Compute
 from paddle_dp.plan.exchange import Between
@@ -33,10 +35,6 @@ from paddle_dp.plan.rank_memory import (
 from paddle_dp.plan.sharded import travels
 
 STEPS = 4  # one after another, of which the last counts
-# Bytes of a bucket on accelerators (exchange.buckets): so many share all gradients, within these bounds.
-MIN_BUCKETS, SMALLEST, LARGEST = 32, 1 << 18, 25 << 20
-# Bytes in flight in stage 2: a fraction of all gradients, and bytes for each owner (exchange.bucketed_gradients).
-WAITING, MOST_WAITING = 4, 2 * LARGEST
 MOST = 30_000  # ranks × blocks × micro-batches: a few seconds
 # The ends of names of tables that tokens or positions look up.
 TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
