@@ -27,8 +27,11 @@ MAX_CONSEQUENCES, MAX_LINE_CHARS = 8, 140  # consequences that are shown, and ch
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, as its machine is gone
 # Kinds of failures that do not belong to one rank.
 JOB_FAILURE_KINDS = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
-# An error of this package in backward: Paddle converts it, and puts Python's and C++'s frames into the message.
-_IN_BACKWARD = re.compile(r"Error message in backward of .*\n\s*(?P<kind>\w+): (?P<message>[^\n]*)")
+# An error of this package in the backward of a PyLayer, or in a gradient's hook: Paddle converts it, and puts Python's
+# and C++'s frames into the message.
+_IN_BACKWARD = re.compile(
+    r"(?:Error message in backward of .*\n\s*|\(External\) )(?P<kind>\w+): (?P<message>[^\n]*)"
+)
 # Messages of ranks that lost a peer: such a failure is the cause only if all failures are such.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"

@@ -143,7 +143,12 @@ class Training:
             except OSError:  # between two attempts
                 time.sleep(0.02)
                 continue
-            beats = [beat for slot in range(ranks) if (beat := read(memory, slot)) and beat.phase != "start"]
+            # A board that was just made is empty.
+            beats = [
+                beat
+                for slot in range(ranks)
+                if memory and (beat := read(memory, slot)) and beat.phase != "start"
+            ]
             if beats and (done := max(beat.step for beat in beats)) >= step:
                 self.ranks = ranks_below(self.root)
                 if len(self.ranks) == ranks:

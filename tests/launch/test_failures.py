@@ -72,15 +72,24 @@ IN_BACKWARD = """(External) {
  (at /paddle/paddle/fluid/eager/pylayer/py_layer_node.cc:177)"""  # noqa: W293 - as Paddle 3.3.1 writes it
 
 
-def test_who_lost_a_peer_in_a_backward_is_not_the_cause():
-    """A BatchNorm over several ranks waits for them within backward, and Paddle makes an OSError of what it raises."""
-    wrapped = caught(OSError(IN_BACKWARD))
+IN_A_HOOK = """(External) LostPeerError: rank 1 waits for a message of rank 0, which has left the job. See its log.
+
+At:
+  paddle_dp/mesh/transport.py(151): receive
+  [Hint: res should not be null.] (at /paddle/paddle/fluid/pybind/eager_utils.cc:2996)"""
+
+
+@pytest.mark.parametrize("converted", [IN_BACKWARD, IN_A_HOOK], ids=["PyLayer", "hook"])
+def test_who_lost_a_peer_in_a_backward_is_not_the_cause(converted: str):
+    """A BatchNorm over several ranks waits for them within backward, sharding's stage 3 in a hook: Paddle makes an
+    OSError of what they raise."""
+    wrapped = caught(OSError(converted))
     assert (wrapped.kind, wrapped.expected, wrapped.consequence) == ("LostPeerError", True, True)
     assert wrapped.message == "rank 1 waits for a message of rank 0, which has left the job. See its log."
     killed = end(0, "ended by SIGKILL", time=wrapped.time + 1, kind="SIGKILL", exit_status=137)
     assert first([wrapped, killed]) == killed
     assert "then rank 1: LostPeerError: rank 1 waits for" in describe(killed, 2, None, 1, [wrapped])
-    others = caught(OSError(IN_BACKWARD.replace("LostPeerError", "ValueError")))
+    others = caught(OSError(converted.replace("LostPeerError", "ValueError")))
     assert (others.kind, others.expected, others.consequence) == ("OSError", False, False)
     assert others.in_short.startswith("ValueError: rank 1 waits for")
 
