@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -22,6 +24,8 @@ from tools.benchmark.foretold import Choice, Row, Site, choices, measured, read,
 from tools.benchmark.overlap import windows
 from tools.benchmark.step_events import (
     STEPS,
+    Cost,
+    Kind,
     Link,
     Play,
     Transfer,
@@ -152,10 +156,33 @@ def test_a_pause_lets_a_burst_pass_and_a_message_has_its_latency() -> None:
 
     assert ends(Link(rate=10.0), [50.0, 50.0]) == pytest.approx(10.0)
     assert ends(Link(rate=10.0, burst=30.0), [50.0, 50.0]) == pytest.approx(7.0)
-    assert ends(Link(rate=10.0, latency=0.5), [50.0, 50.0]) == pytest.approx(11.0)
-    assert seconds(layout(data=2), Link(rate=1e12, processor=1e-3), 1) == pytest.approx(
-        6.5 + 4 * 6.8, rel=1e-6
-    )
+    costs: dict[Kind, list[Cost]] = {
+        "send": [Cost(start=0.5, byte=0.2)]
+    }  # slower than the link of 10 bytes a second
+    assert ends(Link(rate=10.0, costs=costs), [50.0, 50.0]) == pytest.approx(21.0)
+    assert ends(Link(rate=1.0, costs=costs), [50.0, 50.0]) == pytest.approx(101.0)
+    link = Link(rate=1.0, costs={"send": [Cost(pause=1.0, start=2.0), Cost(pause=3.0, start=6.0, byte=1.0)]})
+    assert [link.cost("send", pause).start for pause in (0.5, 1.0, 2.0, 3.0, 9.0)] == [
+        2.0,
+        2.0,
+        4.0,
+        6.0,
+        6.0,
+    ]
+    assert link.cost("send", 2.0).byte == 0.5 and link.cost("all_reduce", 2.0) == Cost()
+
+
+def test_each_kind_of_exchange_has_its_cost() -> None:
+    """Of 8 blocks, of which 6 have two exchanges forward and backward, the first and the last one, 2 micro-batches."""
+
+    def extra(kind: Kind, plan: Layout) -> float:
+        return seconds(plan, replace(FREE, costs={kind: [Cost(start=1.0)]}), 2) - seconds(plan, FREE, 2)
+
+    along = replace(layout(tensor=2), sequence_parallel=True)
+    assert extra("all_reduce", layout(tensor=2)) == pytest.approx(2 * (6 * 4 + 2))
+    assert extra("all_gather", layout(tensor=2)) == pytest.approx(0, abs=1e-6)
+    assert [extra(kind, along) for kind in ("all_gather", "reduce_scatter")] == pytest.approx([52, 52])
+    assert extra("all_to_all", layout(sequence=2)) == pytest.approx(2 * 6 * 8)
 
 
 def test_ranks_that_wait_for_each_other_are_no_step() -> None:
@@ -275,3 +302,17 @@ def test_stage_2_waits_for_its_oldest_buckets_and_sends_the_rest_after_each_back
     first_wait = next(i for i, (kind, _) in enumerate(ops) if kind == "wait")
     last_start = max(i for i, (kind, _) in enumerate(ops) if kind == "start")
     assert first_wait < last_start, "no bucket is waited for before the end of the step"
+
+
+@pytest.mark.long
+def test_each_kind_of_exchange_is_measured_between_two_ranks(tmp_path: Path) -> None:
+    command = ["launch", "--ranks", "2", "--out", f"{tmp_path}/logs", "-m", "tools.benchmark.exchange_costs"]
+    subprocess.run(
+        [sys.executable, "-m", "paddle_dp", *command, f"{tmp_path}/costs.json", "cpu"],
+        check=True,
+        timeout=100,
+    )
+    costs = foretold.read_costs(tmp_path / "costs.json")
+    assert {*costs} == {*get_args(Kind)}
+    each = [cost for costs_of_kind in costs.values() for cost in costs_of_kind]
+    assert all(0 < cost.start < 0.1 for cost in each) and sum(cost.byte for cost in each) > 0

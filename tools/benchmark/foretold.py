@@ -14,7 +14,7 @@ namespaces  nodes are network namespaces on one switch, whose links `tc` shapes 
 device      ranks on the simulated accelerator (tests/sim; g++ is needed). Its products take the time of a device of
             --flops, and sleep; its link has the rate that it is told.
 
-In both, a small all-reduce is measured: what an exchange takes beside its bytes.
+In both, exchange_costs.py measures what each kind of exchange takes beside its link.
 
 On both sides the quickest quarter of the steps counts: whatever else the machine does slows down the others.
 Rounds go through all layouts in turn, so that a busy minute is not one layout's; a row has the median of its rounds,
@@ -55,7 +55,7 @@ from tools.benchmark.namespaces import BURST_BYTES, Cluster, cluster, why_not
 from tools.benchmark.overlap import windows
 from tools.benchmark.run_job import run_job
 from tools.benchmark.slow_device import VARIABLE
-from tools.benchmark.step_events import Link, step_seconds
+from tools.benchmark.step_events import Cost, Kind, Link, step_seconds
 from tools.benchmark.wire import Bench
 
 HERE = Path(__file__).resolve().parent
@@ -68,11 +68,13 @@ SPEEDS = {
     "namespaces": ("1 Gbit/s", "300 Mbit/s", "100 Mbit/s"),
     "device": ("20 MB/s", "8 MB/s", "3 MB/s"),
 }
+UNLIMITED = LinkSpeed.parse("20 Gbit/s")  # what the kernel carries from node to node is less
 LIMITS = {"namespaces": 10.0, "device": 7.0}  # percent
 LEAST = 0.1  # seconds of a step that thresholds speak of
 FLOPS = 2e9  # of a simulated device: so slow that what Python takes on a shared core is a small part
 NODE_FLOPS = 5e9  # of a node: a fifth of a core's, so that two of them do not wait for each other's products
 LATENCY = 1e-4  # seconds of a simulated link's message
+CUT_JOBS, CUT_STEPS = 3, 12  # that measure what a rank with cut layers computes
 DEVICE_STEPS = 12  # the first four do not count
 BUSY = 0.5  # processes beside ours that want a processor: with more, no verdict
 FAILURES = (
@@ -176,9 +178,7 @@ class Site:
     def rows(self, choice: Choice, times: Sequence[Sequence[float]], loads: Sequence[float]) -> Iterator[Row]:
         """A row for each link, of the seconds of each round and link."""
         forecast = Forecast.of(self.recipe(choice.model), self.words(choice), choice.ranks)
-        # As many passes through a layer as a rank makes: a stage has 1/pipeline of the layers.
-        passes = max(1, MICRO_BATCHES // forecast.layout.degrees.pipeline)
-        compute = forecast.compute(self.alone(choice.model, forecast.batch // choice.ranks, passes))
+        compute = self.rank_compute(choice, forecast)
         for speed, *measured in zip(self.links, *times, strict=True):
             link = self.link(speed, choice.ranks)
             yield Row(
@@ -187,6 +187,11 @@ class Site:
                 measured=statistics.median(measured), low=min(measured), high=max(measured), rounds=len(measured),
                 load=statistics.mean(loads),
             )  # fmt: skip
+
+    def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
+        """Of a rank, from a process alone that makes as many passes through a layer: a stage has 1/pipeline of all."""
+        passes = max(1, MICRO_BATCHES // forecast.layout.degrees.pipeline)
+        return forecast.compute(self.alone(choice.model, forecast.batch // choice.ranks, passes))
 
     def alone(self, model: str, batch: int, micro_batches: int) -> Compute:
         """What one process with a rank's share of the batch computes in a step, measured once."""
@@ -223,7 +228,12 @@ class Namespaces(Site):
         self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int, flops: float
     ) -> None:
         super().__init__(links)
+        self.flops = flops
         self.bench = Bench(box, folder, links, steps, flops, typical=quick)
+        box.limit(UNLIMITED)
+        file = folder / "costs.json"
+        self.bench.launched("tools.benchmark.exchange_costs", [str(file), "cpu"])
+        self._costs = read_costs(file)
         self._links = {str(speed): self._probed(speed) for speed in links}
 
     def words(self, choice: Choice) -> list[str]:
@@ -234,18 +244,33 @@ class Namespaces(Site):
         reports = [json.loads(text.splitlines()[-1]) for text in self.bench.on_all(command)]
         return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
 
+    def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
+        """Cut layers do more than their share: norms are not cut, and cutting adds operations. They are measured where
+        the link has no limit, without the exchanges and what they wait for."""
+        if forecast.layout.degrees.tensor == 1:
+            return super().rank_compute(choice, forecast)
+        bench = Bench(self.bench.box, self.bench.folder, [UNLIMITED], CUT_STEPS, self.flops)
+        jobs = []
+        for _ in range(CUT_JOBS):
+            bench.job(self.recipe(choice.model), self.words(choice))
+            events = map(json.loads, bench.latest.read_text().splitlines())
+            ranks = [rank for event in events if event["event"] == "measured" for rank in event["ranks"]]
+            phases = ("forward", "backward", "update")
+            jobs.append(
+                Compute(**{phase: statistics.mean(rank[phase] for rank in ranks) for phase in phases})
+            )
+        return min(jobs, key=lambda compute: compute.total)
+
     def link(self, speed: LinkSpeed, ranks: int) -> Link:
         return self._links[str(speed)]
 
     def _probed(self, speed: LinkSpeed) -> Link:
-        """The rate of many bytes through one socket from each node to the next at once, and a small all-reduce."""
+        """The rate of many bytes through one socket from each node to the next at once."""
         self.bench.box.limit(speed)
         large = round(speed.bytes_per_second * 0.5) + BURST_BYTES
         small, most = (self.bench.carried(size) for size in (1, large))
-        file = self.bench.folder / "small.json"
-        self.bench.launched("tools.benchmark.small_exchange", [str(file), "cpu"])
-        seconds = json.loads(file.read_text())["seconds"]
-        return Link(rate=(large - BURST_BYTES) / (most - small), latency=seconds / 2, burst=BURST_BYTES)
+        rate = (large - BURST_BYTES) / (most - small)
+        return Link(rate=rate, burst=BURST_BYTES, costs=self._costs)
 
     def steps(self, choice: Choice) -> list[float]:
         milliseconds, _ = self.bench.job(self.recipe(choice.model), self.words(choice))
@@ -260,7 +285,7 @@ class Device(Site):
     def __init__(self, links: Sequence[LinkSpeed], flops: float, steps: int) -> None:
         super().__init__(links)
         self.variables = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(flops)}
-        self._steps, self._seconds = steps, dict[int, float]()
+        self._steps, self._costs = steps, dict[int, dict[Kind, list[Cost]]]()
 
     def compute(self, recipe: Path, words: list[str]) -> Compute:
         done = subprocess.run(
@@ -270,21 +295,20 @@ class Device(Site):
         return Compute(**json.loads(done.stdout.splitlines()[-1]))
 
     def link(self, speed: LinkSpeed, ranks: int) -> Link:
-        if ranks not in self._seconds:
-            self._seconds[ranks] = self._small(ranks)
-        return Link(rate=speed.bytes_per_second, latency=self._seconds[ranks] / 2)
+        if ranks not in self._costs:
+            self._costs[ranks] = self._probed(ranks)
+        return Link(rate=speed.bytes_per_second, costs=self._costs[ranks])
 
-    def _small(self, ranks: int) -> float:
-        """Seconds of a small all-reduce."""
+    def _probed(self, ranks: int) -> dict[Kind, list[Cost]]:
         with tempfile.TemporaryDirectory(prefix="foretold-") as folder:
             words = ["-m", "paddle_dp", "launch", "--ranks", str(ranks), "--out", f"{folder}/logs"]
-            report = Path(folder, "small.json")
+            report = Path(folder, "costs.json")
             subprocess.run(
-                [sys.executable, *words, "-m", "tools.benchmark.small_exchange", str(report), "auto"], cwd=ROOT,
+                [sys.executable, *words, "-m", "tools.benchmark.exchange_costs", str(report), "auto"], cwd=ROOT,
                 env={**os.environ, **self.variables, "SIM_LATENCY": str(LATENCY)}, check=True, capture_output=True,
                 text=True, timeout=300,
             )  # fmt: skip
-            return float(json.loads(report.read_text())["seconds"])
+            return read_costs(report)
 
     def steps(self, choice: Choice) -> list[float]:
         return [self._step(choice, speed) for speed in self.links]
@@ -298,6 +322,13 @@ class Device(Site):
                 variables={**self.variables, **slow}, timeout=600,
             )  # fmt: skip
             return quick(windows(Path(folder, "run", "metrics.jsonl")))
+
+
+def read_costs(file: Path) -> dict[Kind, list[Cost]]:
+    return {
+        kind: [Cost(pause=pause, start=start, byte=byte) for pause, start, byte in costs]
+        for kind, costs in json.loads(file.read_text()).items()
+    }
 
 
 def measured(site: Site, wanted: Sequence[Choice], rounds: int, failed: list[str]) -> Iterator[Row]:

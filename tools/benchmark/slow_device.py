@@ -54,11 +54,12 @@ def install() -> None:
 
 
 def train(recipe: Any, options: dict[str, Any]) -> None:
-    """The entry point `train`, on that device, without measurements of steps: while one runs, phases wait for the
-    device, and nothing overlaps."""
+    """The entry point `train`, on that device; on an accelerator without measurements of steps: while one runs, phases
+    wait for the device, and nothing overlaps."""
     from paddle_dp.assembly.entry_points import train as train_plainly
     from paddle_dp.train.measurements import Measurements
 
     install()
-    Measurements.plan = lambda *_: None  # type: ignore[method-assign]
+    if recipe.train.device != "cpu":
+        Measurements.plan = lambda *_: None  # type: ignore[method-assign]
     train_plainly(recipe, options)

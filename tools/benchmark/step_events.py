@@ -41,15 +41,41 @@ TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
 Key = Hashable
 
 
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The seconds of an exchange over a link without limit, that comes `pause` seconds after the last one: `start`, and
+    `byte` for each byte of the longer direction, which is copied and added while the link carries others."""
+
+    pause: float = 0.0
+    start: float = 0.0
+    byte: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A rank's link: `rate` bytes/s in each direction, `latency` seconds of each message. `burst` bytes pass at once
-    after a pause (a token bucket). A byte that is sent or received takes `processor` seconds of the rank."""
+    """A rank's link: `rate` bytes/s in each direction, of which `burst` bytes pass at once after a pause (a token
+    bucket). `costs`: what each kind of exchange takes beside that, by its pause, the shortest first."""
 
     rate: float
-    latency: float = 0.0
     burst: float = 0.0
-    processor: float = 0.0
+    costs: Mapping[Kind, Sequence[Cost]] = field(default_factory=dict)
+
+    def cost(self, kind: Kind, pause: float) -> Cost:
+        """Between two pauses that were measured, on the line from one to the other."""
+        costs = self.costs.get(kind) or [Cost()]
+        if pause <= costs[0].pause or len(costs) == 1:
+            return costs[0]
+        for one, other in itertools.pairwise(costs):
+            if pause <= other.pause:
+                far = (pause - one.pause) / (other.pause - one.pause)
+                start, byte = (
+                    a + far * (b - a) for a, b in ((one.start, other.start), (one.byte, other.byte))
+                )
+                return Cost(pause=pause, start=start, byte=byte)
+        return costs[-1]
 
 
 @dataclass
@@ -61,7 +87,8 @@ class Transfer:
     starters: frozenset[int]
     flows: Mapping[int, tuple[float, float]]
     stream: Key
-    messages: int = 1
+    kind: Kind = "send"
+    messages: int = 1  # one after another
     came: set[int] = field(default_factory=set)
     ends: dict[int, float] = field(default_factory=dict)
 
@@ -78,6 +105,7 @@ class Play:
         self.programs, self.transfers, self.link = programs, transfers, link
         # When each direction of a rank's link has carried all.
         self._free = [[-inf, -inf] for _ in programs]
+        self._last: dict[tuple[int, Key], float] = {}  # when a rank's last transfer of a stream ended
         self._at = [0] * len(programs)
         self._queues: dict[tuple[int, Key], deque[Key]] = defaultdict(deque)
         self._waiting: dict[Key, list[int]] = defaultdict(list)
@@ -137,8 +165,12 @@ class Play:
         if any(self._queues[rank, transfer.stream][0] != key for rank in transfer.starters):
             return
         for rank, sizes in transfer.flows.items():
-            arrivals = [now, *(self._carried(rank, way, size, now) for way, size in enumerate(sizes) if size)]
-            transfer.ends[rank] = max(arrivals) + self.link.latency * transfer.messages
+            cost = self.link.cost(transfer.kind, now - self._last.get((rank, transfer.stream), 0.0))
+            arrivals = [self._carried(rank, way, size, now) for way, size in enumerate(sizes) if size]
+            transfer.ends[rank] = (
+                max(now + cost.byte * max(sizes), *arrivals) + cost.start * transfer.messages
+            )
+            self._last[rank, transfer.stream] = transfer.ends[rank]
         if len(transfer.starters) == 1:  # a message: it is there when both links have carried it
             transfer.ends = dict.fromkeys(transfer.ends, max(transfer.ends.values()))
         for rank in transfer.starters:
@@ -228,9 +260,11 @@ class _Script:
             if all(self.coords[other][axis] == mine[axis] for axis in mine if axis not in axes)
         ]
 
-    def add(self, key: Key, flows: Mapping[int, tuple[float, float]], stream: Key, messages: int = 1) -> Key:
+    def add(
+        self, key: Key, flows: Mapping[int, tuple[float, float]], stream: Key, kind: Kind, messages: int = 1
+    ) -> Key:
         """Records a transfer among all ranks of `flows`, once."""
-        self.transfers.setdefault(key, Transfer(frozenset(flows), flows, stream, messages))
+        self.transfers.setdefault(key, Transfer(frozenset(flows), flows, stream, kind, messages))
         return key
 
 
@@ -327,9 +361,6 @@ class _RankScript:
 
     def _start(self, key: Key) -> None:
         self.program.append(("start", key))
-        if self.script.link.processor:
-            flows = self.script.transfers[key].flows.get(self.rank, (0.0, 0.0))
-            self.program.append(("work", self.script.link.processor * max(flows)))
 
     # Activations ----------------------------------------------------------------------------------------------------
 
@@ -342,18 +373,19 @@ class _RankScript:
         size = between.size / script.micro_batches
         if degrees.tensor > 1:
             n, group = degrees.tensor, script.group(self.rank, ("tensor",))
-            each = 2 * (n - 1) / n * size / degrees.sequence
+            each = (n - 1) / n * size / degrees.sequence
+            halves: tuple[Kind, ...] = ("all_gather", "reduce_scatter")  # of an all-reduce, and as many bytes
             for i in range(int((number == 0) == is_forward) if is_end else 2):
-                yield script.add(
-                    (name, number, "tensor", i, group[0]), dict.fromkeys(group, (each, each)), "tensor", 2
-                )
+                for kind in halves if self.layout.sequence_parallel else ("all_reduce",):
+                    bytes_ = 2 * each if kind == "all_reduce" else each
+                    flows = dict.fromkeys(group, (bytes_, bytes_))
+                    yield script.add((name, number, kind, i, group[0]), flows, "tensor", kind)
         if degrees.sequence > 1 and not is_end:
             n, group = degrees.sequence, script.group(self.rank, ("sequence",))
             each = (n - 1) / n**2 * size * between.attention / 4
             for i in range(4):
-                yield script.add(
-                    (name, number, "sequence", i, group[0]), dict.fromkeys(group, (each, each)), "sequence"
-                )
+                flows = dict.fromkeys(group, (each, each))
+                yield script.add((name, number, "sequence", i, group[0]), flows, "sequence", "all_to_all")
 
     def _handover(self, name: tuple[Any, ...], source: int, target: int) -> Key:
         """The message from one virtual stage to another in this rank's column; None if there is none."""
@@ -427,7 +459,7 @@ class _RankScript:
         n = len(self.replicas)
         each = 2 * (n - 1) / n * size
         flows = dict.fromkeys(self.replicas, (each, each))
-        return self.script.add((key, self.replicas[0]), flows, stream, 2)
+        return self.script.add((key, self.replicas[0]), flows, stream, "all_reduce")
 
     def _send_rest(self, name: tuple[Any, ...]) -> None:
         for owner, bucket in sorted(self._buckets.items()):
@@ -456,14 +488,16 @@ class _RankScript:
             sizes[owner] = sizes.get(owner, 0.0) + weight.local_size(self.degrees.tensor) * width
         return sizes
 
-    def _owners_exchange(self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key) -> Key:
+    def _owners_exchange(
+        self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key, messages: int = 1
+    ) -> Key:
         """A transfer of parts with an owner each, of these `sizes`: from it to all, or from all to it."""
         total, flows = sum(sizes.values()), {}
         for position, rank in enumerate(self.shards):
             mine = sizes.get(position, 0.0)
             to_others, others = (len(self.shards) - 1) * mine, total - mine
             flows[rank] = (to_others, others) if sends else (others, to_others)
-        return self.script.add((key, self.shards[0]), flows, stream)
+        return self.script.add((key, self.shards[0]), flows, stream, "send", messages)
 
     def _share_parameters(self, step: int, own_blocks: Sequence[int]) -> None:
         """Sends new parameters in the order of forward; on CPUs a rank waits for all of them."""
@@ -494,7 +528,8 @@ class _RankScript:
             if not elements:
                 continue
             sizes = {owner: width * count for owner, count in elements.items()}
-            fetch = self._owners_exchange(key, sizes, True, "fetches")
+            messages = 1 if self.layout.accelerator else 2  # on CPUs an owner replies to a request
+            fetch = self._owners_exchange(key, sizes, True, "fetches", messages)
             if key not in self._fetched:
                 self._fetched.add(key)
                 self._start(fetch)

@@ -173,6 +173,7 @@ class Bench:
         self.box, self.folder, self.links, self.steps, self.typical = box, folder, links, steps, typical
         self._port, self._computed = 9700, dict[Path, Compute]()
         self.failed: list[str] = []
+        self.latest = Path()  # metrics of the latest job
 
     def rows(self, layouts: Sequence[Layout], only: Sequence[str], torch: str | None) -> Iterator[Row]:
         def wanted(name: str) -> bool:
@@ -287,11 +288,12 @@ class Bench:
     def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
         """Milliseconds of a step over each link, and bytes that leave a node in a step."""
         nodes, folder = self.box.size, Path(tempfile.mkdtemp(dir=self.folder))
+        self.latest = folder / "run-0" / "metrics.jsonl"
         steps = self.steps_with(words)
         self._port += 1
         overrides = [*words, f"train.length={steps * len(self.links)} steps"]
         commands = [self._command(recipe, overrides, node, folder / f"run-{node}") for node in range(nodes)]
-        return self.followed(commands, folder / "run-0" / "metrics.jsonl", steps)
+        return self.followed(commands, self.latest, steps)
 
     def _command(self, recipe: Path, overrides: list[str], node: int, folder: Path) -> list[str]:
         """Trains on one node."""
