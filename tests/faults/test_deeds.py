@@ -217,7 +217,7 @@ DEEDS = {
         overrides=deeds.PATIENCE,
     ),
     "SIGSTOP of a rank for 1.5 s": Deed(do=stop_rank_for_a_while, overrides=deeds.PATIENCE),
-    "SIGSTOP of paddle-dp for 2 s": Deed(do=stop_supervisor_for_a_while, overrides=deeds.PATIENCE),
+    "SIGSTOP of paddle-dp, for 2 s": Deed(do=stop_supervisor_for_a_while, overrides=deeds.PATIENCE),
     "SIGSTOP of a data worker": Deed(
         do=stop_data_worker, cause=AGAIN + r"DataError: .*sample", job=RESTARTS,
         overrides=(*deeds.PATIENCE, "loader.timeout=2 s"),
@@ -272,7 +272,7 @@ ROWS = [
     ("SIGSTOP of a rank, with --restarts", "local_sgd"),
     ("SIGSTOP of a rank for 1.5 s", "tensor"),
     ("SIGSTOP of a rank for 1.5 s", "async_average"),
-    ("SIGSTOP of paddle-dp for 2 s", "data"),
+    ("SIGSTOP of paddle-dp, for 2 s", "data"),
     ("SIGSTOP of a data worker", "data"),
     ("SIGTERM to paddle-dp", "sharding 3"),
     ("SIGTERM to paddle-dp", "local_sgd"),

@@ -215,7 +215,8 @@ def test_deed(
         print(f"\n{deed}, {layout}: after step {nodes.done} (drawn: {draw.step}, seed {deeds.SEED})")
     assert [status for status, _, _ in ended] == [made.status] * 2, ended
     for pattern, (_, _, screen) in zip(made.causes, ended, strict=True):
-        assert re.search(pattern, screen) if any(made.causes) else not screen, (pattern, ended)
+        wanted = re.search(pattern, screen) if any(made.causes) else not screen
+        assert wanted, f"{pattern!r} is not on the screen, or more is: {screen}"
     if made.resumes:
         train(way.path, overrides, way.ranks, str(nodes.out), "newest")
     left = deeds.left_behind(nodes.out, temporary, set())
