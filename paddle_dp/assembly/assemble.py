@@ -17,6 +17,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly import trial
 from paddle_dp.assembly.initial import initial_weights, other_settings
 from paddle_dp.certificate.certificate import CertificateWriter, with_proof
+from paddle_dp.checkpoint import node_copies
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.core.metric import Metric, metrics_of
 from paddle_dp.core.optimizer import check_within
@@ -377,5 +378,8 @@ def begin(
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:
-    """The verified checkpoint of the run in `folder`; `which`: "newest", "best" or a path. Collective."""
+    """The verified checkpoint of the run in `folder`; `which`: "newest", "best", a path, or a generation in the memory
+    of the job's nodes (checkpoint/node_copies.py). Collective."""
+    if node_copies.SPEC.fullmatch(which):
+        return checkpoints.load(node_copies.complete(which, mesh), mesh)
     return checkpoints.load(checkpoints.find(which, folder / "checkpoints", mesh), mesh)

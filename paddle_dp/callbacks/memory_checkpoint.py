@@ -1,4 +1,5 @@
-"""Keeps the last two checkpoints in this machine's memory, for the restarts of a job: a restart repeats few steps."""
+"""Keeps the last two checkpoints in memory, on several nodes with a copy in the next node's memory: restarts repeat few
+steps."""
 
 from __future__ import annotations
 
@@ -7,16 +8,18 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.checkpoint import NotWrittenError
+from paddle_dp.checkpoint import NotWrittenError, node_copies
+from paddle_dp.checkpoint.node_copies import Ring
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.plan.memory import states_of
 from paddle_dp.tensors import nbytes
-from paddle_dp.text import amount
+from paddle_dp.text import amount, numbered
 from paddle_dp.train import Callback, Moment, Refusal, Run
 from paddle_dp.units import Every
 
@@ -36,6 +39,7 @@ class MemoryCheckpointCallback(Callback):
     """Saves checkpoints, on all ranks together, to the folder in memory that `paddle-dp` has made for the job
     (launch/memory.py): the files of a checkpoint on disk, with the same checks before and after.
 
+    On several nodes each has the files of its own ranks and copies of the previous node's (checkpoint/node_copies.py).
     A restart begins at the newest whole one of disk and memory. At the end of the job, however it ends, the memory is
     freed: nothing but a restart of this job reads it. Memory that is full does not end the training.
     """
@@ -56,37 +60,63 @@ class MemoryCheckpointCallback(Callback):
                 "callbacks.memory_checkpoint serves the restarts of `paddle-dp train RECIPE --restarts N`, which makes "
                 "its folder in memory and removes it: this training was started otherwise. Leave it out."
             )
-        size = self._size(moment)
-        free = self.run.mesh.gather(shutil.disk_usage(self.folder.parent).free)[0]  # the ranks must agree
-        if COUNT * size > free:
+        mesh, parent = self.run.mesh, self.folder.parent.parent
+        sizes, free = zip(
+            *mesh.gather([self._size(moment), shutil.disk_usage(self.folder.parent).free]), strict=True
+        )
+        for ranks, room in zip(self._ring.nodes, self._ring.rooms(sizes, COUNT), strict=True):
+            if room <= free[ranks[0]]:
+                continue
+            content = f"{COUNT} checkpoints of about {amount(sum(sizes))} each in {parent}"
+            if len(self._ring.nodes) > 1:
+                content = (
+                    f"{amount(room)} in {parent} on the node of {numbered('rank', ranks, 4)} (its files and the copies "
+                    f"of the previous node's of {COUNT} checkpoints of about {amount(sum(sizes))}; a restart completes "
+                    "one of them)"
+                )
             raise UsageError(
-                f"callbacks.memory_checkpoint keeps {COUNT} checkpoints of about {amount(size)} each in "
-                f"{self.folder.parent.parent}, where {amount(free)} are free. Make it larger (mount -o remount,size=…, "
-                "or docker run --shm-size=…), or leave the callback out and save to disk more often "
-                "(callbacks.checkpoint.every)."
+                f"callbacks.memory_checkpoint keeps {content}, where {amount(free[ranks[0]])} are free. Make it larger "
+                "(mount -o remount,size=…, or docker run --shm-size=…), or leave the callback out and save to disk "
+                "more often (callbacks.checkpoint.every)."
             )
 
+    @cached_property
+    def _ring(self) -> Ring:
+        """The ranks of each node. The first use is collective: a node is the ranks with one folder."""
+        return Ring.of(self.run.mesh.gather(str(self.folder)))
+
+    @property
+    def _writes_folder(self) -> bool:
+        """True on the rank that removes the folders of its node's checkpoints."""
+        return self._ring.first(self.run.mesh.rank) == self.run.mesh.rank
+
     def _size(self, moment: Moment) -> int:
-        """The bytes of one checkpoint: weights, buffers, averages, and the states that the optimizer will have.
-        Collective."""
+        """The bytes of this rank's files of one checkpoint: weights, buffers, averages, and the states that the
+        optimizer will have."""
         shards = [tensor for _, tensor, _ in moment.trainer.learner.placed.shards()]
         trained = sum(math.prod(tensor.shape) for tensor in shards if not tensor.stop_gradient)
         recipe, numbers = self.run.recipe, 2
         if recipe is not None:
             numbers = states_of(recipe.optimizer.config) + (recipe.ema is not None)
             numbers += recipe.train.precision.level == "O2"  # a float32 copy of each weight
-        return round(self.run.mesh.sum([sum(map(nbytes, shards)) + 4 * numbers * trained])[0])
+        return round(sum(map(nbytes, shards)) + 4 * numbers * trained)
 
     def due_at_epoch(self, epochs: int) -> bool:
         return self._interval.due_at_epoch(epochs)
 
     def start(self, moment: Moment) -> None:
         assert self.folder is not None, "refuse has looked"
-        if self.run.mesh.is_main:
-            checkpoints.clean(self.folder)
         resumed = self.run.resumed
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._newest = resumed.folder
+        if self._writes_folder:
+            checkpoints.clean(self.folder)
+        if (
+            self._writes_folder and len(self._ring.nodes) > 1
+        ):  # another attempt's files must never complete this one's
+            for path in checkpoints.checkpoints(self.folder):
+                if self._newest is None or path.name != self._newest.name:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def step(self, moment: Moment) -> None:
         self._save(moment)
@@ -106,7 +136,7 @@ class MemoryCheckpointCallback(Callback):
         if refusal.action != "rewind" or self.folder is None:
             return
         self._newest = None
-        for path in checkpoints.checkpoints(self.folder) if self.run.mesh.is_main else ():
+        for path in checkpoints.checkpoints(self.folder) if self._writes_folder else ():
             if checkpoints.step_of(path) > moment.progress.step:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -119,10 +149,13 @@ class MemoryCheckpointCallback(Callback):
             return
         with heartbeat.within("checkpoint", "in memory"):
             snapshot = moment.trainer.snapshot()
-            if mesh.is_main:  # before the next one: two of them at most take memory
+            if self._writes_folder:  # before the next one: two of them at most take memory
                 checkpoints.prune(self.folder, COUNT - 1, trusted=self._newest)
             try:
-                self._newest = checkpoints.save(snapshot, self.folder, mesh, slow=False)
+                if len(self._ring.nodes) > 1:
+                    self._newest = node_copies.save(snapshot, self.folder, mesh, self._ring)
+                else:
+                    self._newest = checkpoints.save(snapshot, self.folder, mesh, slow=False)
             except NotWrittenError as error:
                 reason = error.reason or error.message
                 if mesh.is_main and reason != self._refused_for:

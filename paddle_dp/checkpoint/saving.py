@@ -91,7 +91,7 @@ def begin(final: Path, mesh: Mesh, slow: bool = True, makes_folder: bool = True)
     """Makes, on rank 0, the hidden folder for the ranks' files; it becomes `final` later. Collective."""
     return (
         final.parent
-        / _together(mesh, final, lambda: _begin(final, makes_folder) if mesh.is_main else None, slow)[0]
+        / _together(mesh, final, lambda: make_partial(final, makes_folder) if mesh.is_main else None, slow)[0]
     )
 
 
@@ -104,7 +104,7 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = Tru
     if slow:  # a disk may take longer than a collective's timeout
         mesh.wait("checkpoint")
     if mesh.is_main and "error" not in report and not final.parent.is_dir():
-        report["error"] = _deleted(final)  # this error precedes the other ranks'
+        report["error"] = deleted(final)  # this error precedes the other ranks'
     reports = mesh.gather(report)
     raise_first([r.get("error") for r in reports])
     return [r["result"] for r in reports]
@@ -117,7 +117,8 @@ def raise_first(failures: Iterable[Sequence[str] | None]) -> None:
         raise NotWrittenError(message, *advice) if advice else CheckpointError(message)
 
 
-def _begin(final: Path, makes_folder: bool) -> str:
+def make_partial(final: Path, makes_folder: bool = False) -> str:
+    """Makes the hidden folder in which a checkpoint is written, and returns its name."""
     if makes_folder:  # a folder in memory is its job's, and must not come back when that has removed it
         final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
@@ -161,7 +162,7 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
     if isinstance(error, FileNotFoundError) and mesh.is_main:
-        return _deleted(final)
+        return deleted(final)
     if isinstance(error, FileNotFoundError):
         return [
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
@@ -186,7 +187,8 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
     ]
 
 
-def _deleted(final: Path) -> list[str]:
+def deleted(final: Path) -> list[str]:
+    """Returns the failure of a checkpoint whose folder is gone, in the form of `failure_of`."""
     reason = f"{final.parent.absolute()} was deleted or renamed meanwhile"
     return [f"The checkpoint {final} was not saved: {reason}.", "Start again.", reason]
 

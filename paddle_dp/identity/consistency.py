@@ -34,6 +34,7 @@ from paddle_dp.identity.facts import (
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.recipe import LoaderSettings
 from paddle_dp.text import numbered
 
@@ -153,7 +154,8 @@ def compare_checkpoints(checkpoint: Checkpoint, mesh: Mesh) -> None:
     """Compares the checkpoints that the ranks resume from, by their manifests, which hold the checksums of all files.
     Collective."""
     manifest = checksum((checkpoint.folder / "manifest.json").read_bytes())
-    resumed = {"path": str(checkpoint.folder), "crc32": manifest}
+    path, memory = str(checkpoint.folder), os.environ.get(MEMORY)
+    resumed = {"path": path.replace(memory, "memory") if memory else path, "crc32": manifest}
     compare({"the checkpoint to resume": resumed}, mesh, "Name the same checkpoint on every node.")
 
 

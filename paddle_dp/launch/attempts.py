@@ -9,12 +9,12 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paddle_dp.errors import UsageError
 from paddle_dp.files import replacing
@@ -201,24 +201,26 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
-def first_point(plan: Plan, attempt: Path) -> ResumePoint:
+def first_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
     """Returns where the first attempt begins: at --resume; a job with restarts skips damaged newest checkpoints."""
     if plan.job.restarts and plan.job.resume == "newest" and not plan.job.script:
-        return next_point(plan, attempt)
+        return next_point(plan, attempt, stocks)
     from paddle_dp.launch.resume import ResumePoint
 
     return ResumePoint(resume=plan.job.resume)
 
 
-def next_point(plan: Plan, attempt: Path) -> ResumePoint:
-    """Returns where a later attempt begins: at the newest good checkpoint; a script finds its checkpoint itself."""
+def next_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
+    """Returns where a later attempt begins: at the newest good checkpoint; a script finds its checkpoint itself.
+    `stocks`: of `resume.next_point`."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
         return resume.ResumePoint(
             label='its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
         )
-    return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write, plan.memory)
+    folder = attempt.parent.parent
+    return resume.next_point(plan.job, folder, plan.began, console.write, plan.memory, stocks)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:

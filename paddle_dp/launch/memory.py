@@ -3,15 +3,18 @@
 The folder lies in /dev/shm, and only its owner can read it. At the end of the job this process removes it; after a kill
 of this process, a small one that waits for that; after a kill of both, the next `paddle-dp train` of this user, for the
 folder is locked as long as its job lives (launch/scratch.py).
+
+On several nodes each node's process makes one, and tells the others which checkpoints are in it (`stock`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder, sweep
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from paddle_dp.launch.command import Plan
     from paddle_dp.recipe import Recipe
 
+JOB = "job"  # in the folder: the digest of the job's recipe, run folder and layout
 CALLBACK, PREFIX, FOLDER = "memory_checkpoint", "paddle-dp-memory-", Path("/dev/shm")
 # Standard input ends with the process that holds its other end. Ranks that die meanwhile may still make a file.
 _REMOVER = 'cat; for n in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
@@ -36,26 +40,46 @@ def memory_folder(recipe: Recipe, plan: Plan) -> Iterator[Path | None]:
     if not any(component.name == CALLBACK for component in recipe.callbacks):
         yield None
         return
-    if reason := _refusal(plan):
+    if reason := _refusal(recipe, plan):
         raise UsageError(f"callbacks.{CALLBACK}: {reason}")
     with scratch_folder(PREFIX, FOLDER) as folder, _removed_after_kill(folder):
         (folder / "checkpoints").mkdir()  # ranks make none: they may live a moment longer than the folder
+        if plan.nodes > 1:
+            text = recipe.model_dump_json().encode()
+            (folder / JOB).write_text(blake2b(text, digest_size=16).hexdigest())
         yield folder
 
 
-def _refusal(plan: Plan) -> str:
+def _refusal(recipe: Recipe, plan: Plan) -> str:
     """Returns why a job cannot keep checkpoints in memory; "" if it can."""
     if not plan.job.restarts:
         return (
             "it serves the restarts of a job, and its memory is freed at the job's end. Add --restarts 3, or leave it "
             "out."
         )
-    if plan.nodes > 1:
+    if plan.nodes > 1 and recipe.strategy.config.may_lose_ranks:
         return (
-            "on several nodes no machine's memory has the whole checkpoint, and a lost machine takes its part along. "
-            "Leave it out, and save to the disk that the nodes share more often (callbacks.checkpoint.every)."
+            "on several nodes a rank that this strategy goes on without would have no copies. Leave it out."
         )
     return "" if FOLDER.is_dir() else f"this system has no {FOLDER}. Leave it out."
+
+
+def stock(memory: Path | None) -> dict[str, Any] | None:
+    """Returns the checkpoints in a node's memory as JSON, for the other nodes; None without a memory. Reads every byte
+    of them."""
+    if memory is None:
+        return None
+    from paddle_dp.launch.resume import stock_rows  # imports NumPy
+
+    return {"job": job_of(memory), "generations": stock_rows(memory / "checkpoints")}
+
+
+def job_of(memory: Path) -> str:
+    """Returns the digest of the job to which a folder in memory belongs; "" if that has been removed."""
+    try:
+        return (memory / JOB).read_text()
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from paddle_dp.checkpoint import UnusableError, best, check, checkpoints, step_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
+from paddle_dp.checkpoint.node_copies import Generation, generations, newest_complete
 from paddle_dp.errors import CheckpointError
 from paddle_dp.launch.command import Job, typed
-from paddle_dp.recipe.folder import holds
+from paddle_dp.launch.memory import job_of
+from paddle_dp.recipe.folder import SIGNS, holds
+from paddle_dp.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +32,16 @@ class ResumePoint:
 
 
 def next_point(
-    job: Job, folder: Path, began: float, report: Callable[[str], object], memory: Path | None = None
+    job: Job,
+    folder: Path,
+    began: float,
+    report: Callable[[str], object],
+    memory: Path | None = None,
+    stocks: Iterable[Any] | None = None,
 ) -> ResumePoint:
     """Returns where the job's next attempt begins: at its newest complete and good checkpoint, in the run's `folder` or
-    in the job's folder in `memory`, else where it began.
+    in memory, else where it began. `memory`: the job's folder in this machine's memory; `stocks`: on several nodes, the
+    checkpoints in the memories of those that take part, from `memory.stock`.
 
     It reads every byte of a checkpoint, and `report`s each that is passed over. If checkpoints exist and none can be
     used, the attempt must fail: that may be the disk's fault, and a new beginning would overwrite them.
@@ -40,20 +50,62 @@ def next_point(
         return ResumePoint()
     try:
         saved = checkpoints(folder / "checkpoints")
-        in_memory = checkpoints(memory / "checkpoints") if memory is not None else []
+        in_memory = checkpoints(memory / "checkpoints") if memory is not None and stocks is None else []
     except CheckpointError as error:
         report(str(error))
         return ResumePoint(resume="newest", label="the newest checkpoint")
+    generation, reason = (None, "")
+    if stocks is not None and any(
+        (folder / sign).exists() for sign in SIGNS
+    ):  # else the run's folder is a new one
+        generation, reason = _newest_generation(stocks, memory)
     for path in sorted([*_current_checkpoints(job, saved, began), *in_memory], key=step_of, reverse=True):
+        if generation is not None and generation.step > step_of(path):
+            break
         try:
             check(path)
         except UnusableError as error:
             report(f"passed over the checkpoint {path}: {error.why}.")
         else:
-            step, place_label = step_of(path), " in memory" if path in in_memory else ""
+            step, place_label = (
+                step_of(path),
+                " in memory" if path in in_memory else f" on disk{reason}" * bool(reason),
+            )
             return ResumePoint(resume=str(path), step=step, saved=step, label=f"step {step}{place_label}")
+    if generation is not None:
+        step, label = generation.step, f"step {generation.step} in memory{reason}"
+        return ResumePoint(resume=generation.spec, step=step, saved=step, label=label)
     resume = job.resume if job.resume not in (None, "newest") else "newest" if saved else None
-    return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else "the beginning")
+    return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else f"the beginning{reason}")
+
+
+def stock_rows(folder: Path) -> list[tuple[Any, ...]]:
+    """Returns the checkpoints in a node's `folder` in memory, as JSON: the fields of each Generation."""
+    return [astuple(generation) for generation in generations(folder)]
+
+
+def _newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Generation | None, str]:
+    """Returns the newest generation of which the nodes have all files, and in brackets why there is none, or no newer
+    one. Stocks of another job, or of another version, are left out."""
+    local_job = "" if memory is None else job_of(memory)
+    rows: list[list[Generation]] = []
+    foreign = 0
+    for stock in stocks:
+        try:
+            if stock["job"] != local_job or not local_job:
+                raise ValueError("of another job")
+            rows.append(
+                [
+                    Generation(int(s), str(k), int(n), tuple(map(int, r)))
+                    for s, k, n, r in stock["generations"]
+                ]
+            )
+        except (TypeError, KeyError, ValueError):
+            foreign += 1
+    generation, reason = newest_complete(rows)
+    if foreign:
+        reason = f"{reason}{'; ' * bool(reason)}the memory of {plural(foreign, 'node')} is another job's"
+    return generation, f" ({reason})" if reason else ""
 
 
 SCRIPT = 'started again, a script with Trainer.of(…, resume="auto") goes on from its newest checkpoint'

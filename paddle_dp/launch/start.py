@@ -150,6 +150,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
         spare = -(-strategy.servers // plan.ranks)
     try:
         with memory_folder(recipe, plan) as memory:
+            sizes.plan = replace(sizes.plan, memory=memory)
             return _run_plan(sizes, opened, inherited, spare, prepared)
     finally:
         release(recipe.folder)

@@ -19,6 +19,7 @@ CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
     "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14, "pushed": -15,
     "pulled": -16, "samples": -20, "branches": -21, "shared": -22, "rows": -23, "row_gradients": -24,
+    "copies": -25,
 }  # fmt: skip
 
 

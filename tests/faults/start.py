@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path[0] = os.getcwd()
 
-from paddle_dp.launch import supervisor  # noqa: E402
+from paddle_dp.launch import memory, supervisor  # noqa: E402
 from paddle_dp.launch.command import Job  # noqa: E402
 from paddle_dp.launch.start import run  # noqa: E402
 
@@ -18,6 +18,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     supervisor.GRACE = float(os.environ.get("GRACE", supervisor.GRACE))
+    memory.FOLDER = Path(
+        os.environ.get("MEMORY_FOLDER", memory.FOLDER)
+    )  # a node's own, where two share a machine
     if pause := float(os.environ.get("PAUSE_AFTER_SEND", "0")):  # another signal may come in it
         send = supervisor.send
         supervisor.send = lambda pids, sign: (send(pids, sign), time.sleep(pause))

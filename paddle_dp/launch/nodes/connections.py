@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,19 @@ LINGER = 3.0  # seconds for the last messages to leave
 class Membership:
     """Keeps this node connected to the rendezvous within `with Membership(address, hello, secret) as node:`.
 
-    `hello` describes the node. `inbox` has the received messages, in order; {"say": "lost", "why": …} when the
-    connection is gone, after which it connects again; and {"say": "refused", "why": …} if it must not.
+    `hello` describes the node, and `stock` the checkpoints in its memory. `inbox` has the received messages, in order;
+    {"say": "lost", "why": …} when the connection is gone, after which it connects again; and {"say": "refused", "why":
+    …} if it must not.
     """
 
-    def __init__(self, address: tuple[str, int], hello: Message, secret: bytes):
-        self._address, self._hello, self._secret = address, hello, secret
+    def __init__(
+        self,
+        address: tuple[str, int],
+        hello: Message,
+        secret: bytes,
+        stock: Callable[[], Message | None] = lambda: None,
+    ):
+        self._address, self._hello, self._secret, self._stock = address, hello, secret, stock
         self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0  # the one in which this node takes part
         self.known = False  # True once the rendezvous has let this node in
@@ -77,28 +85,32 @@ class Membership:
         self._out.put(message)
 
     def _run(self) -> None:
+        memory = self._stock()  # now, as a connection must join soon
         while not self._over.is_set():
             try:
                 end = socket.create_connection(self._address, timeout=2.0)
             except OSError:
                 self._over.wait(RETRY_INTERVAL)
                 continue
-            why = self._keep(end)
+            why = self._keep(end, memory)
             if self._over.is_set():
                 return
             if why is not None:
                 self._ended = self._begun_attempt
                 self.inbox.put({"say": "lost", "why": why})
+                memory = (
+                    self._stock()
+                )  # unlike an older one, the newest complete checkpoint stays until ranks meet
             self._over.wait(RETRY_INTERVAL)
 
-    def _keep(self, end: socket.socket) -> str | None:
+    def _keep(self, end: socket.socket, memory: Message | None) -> str | None:
         """Keeps a connection until it breaks; returns the reason, or None if this node was not in yet."""
         while not self._out.empty():  # of an earlier connection
             self._out.get()
         line: Line | None = None
         try:
             line = Line(end, self._secret, greets=False)
-            line.send({"say": "join", "attempt": self.attempt, **self._hello})
+            line.send({"say": "join", "attempt": self.attempt, **self._hello, "memory": memory})
             why = self._talk(line)
             return why if self.connected else None
         except StrangerError as stranger:
@@ -271,7 +283,7 @@ class Server:
 
     def _join(self, client: _Client, message: Message) -> None:
         host, name = str(message["host"])[:64], str(message["name"])[:64]
-        member = Member(int(message["node"]), host, name, ranks_of(message))
+        member = Member(int(message["node"]), host, name, ranks_of(message), memory=message.get("memory"))
         refused = self.rendezvous.join(member, int(message["attempt"]))
         if refused is None:
             client.number = member.number

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
-from paddle_dp.launch import attempts, console, logs, network
+from paddle_dp.launch import attempts, console, logs, memory, network
 from paddle_dp.launch.command import Meeting, Plan, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
 from paddle_dp.launch.nodes.connections import TICK, Membership, Server
@@ -137,7 +138,8 @@ def run(node_job: NodeJob) -> int:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another address
             server, endpoint = None, network.split_address(str(job.master))
-        member = stack.enter_context(Membership(endpoint, hello, key))
+        stock = partial(memory.stock, node_job.plan.memory)
+        member = stack.enter_context(Membership(endpoint, hello, key, stock))
         node = _Node(
             node_job=node_job, member=member, meeting=meeting, signals=signals, offer=offer, server=server, secret=key
         )  # fmt: skip
@@ -243,7 +245,7 @@ class _Node:
             else:
                 fresh = not self.begun
             find = attempts.first_point if fresh else attempts.next_point
-            self.point = find(self.plan, self.logs)
+            self.point = find(self.plan, self.logs, self._stocks(message, [number for number, _ in ranks]))
         except PaddleDPError as error:
             self.member.send(**answer, refused=str(error), status=error.exit_status)
             return
@@ -267,7 +269,7 @@ class _Node:
             if not self.begun:
                 self.started = time.monotonic()
                 console.announce(plan, environment(plan, self.node_job.inherited), self.logs)
-            else:
+            if self.begun or message["step"]:
                 console.resized(plan, message["where"], numbers)
             self.begun, self.plan = True, plan
             point = ResumePoint(resume=message["resume"], step=message["step"], label=message["where"])
@@ -290,7 +292,8 @@ class _Node:
                 self.signals.times
             )  # this node may wait long for the others' ranks, and for the verdict
         end = end_of(self.result, self.number, self.member.must_end())
-        self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
+        stock = memory.stock(self.node_job.plan.memory) if end["how"] != "done" else None
+        self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, memory=stock, **end)
 
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
@@ -313,7 +316,7 @@ class _Node:
         outcome = outcome_of(message, self.logs, self.number, self.result)
         restarts = self.node_job.plan.job.restarts
         if restarts and not outcome.final:
-            self.point = attempts.next_point(self.plan, self.logs)
+            self.point = attempts.next_point(self.plan, self.logs, self._stocks(message))
             outcome = replace(outcome, saved=self.point.saved)
         self.history.append(outcome)
         then = decide(self.history, restarts)
@@ -325,6 +328,12 @@ class _Node:
         self.member.send(
             say="judged", attempt=message["attempt"], wait=wait, status=outcome.status, told=verdict
         )
+
+    def _stocks(self, message: Message, numbers: Sequence[int] | None = None) -> list[Any] | None:
+        """Returns the checkpoints in the memories of these nodes, by default of all; None if the job keeps none."""
+        if self.node_job.plan.memory is None:
+            return None
+        return [stock for number, stock in message["memory"] if numbers is None or number in numbers]
 
     def _restart(self, message: Message) -> None:
         verdict = message["told"]

@@ -73,13 +73,14 @@ class Cause:
 
 @dataclass
 class Member:
-    """A node that has joined. `silent`: seconds since its last message."""
+    """A node that has joined. `silent`: seconds since its last message; `memory`: the checkpoints in its memory."""
 
     number: int
     host: str
     name: str
     ranks: int
     silent: float = 0.0
+    memory: Any = None
 
     def __str__(self) -> str:
         return f"node {self.number} ({self.name}, {self.host})"
@@ -155,6 +156,7 @@ class Rendezvous:
             self._tell_but(number, str(message["words"])[:MAX_TEXT_CHARS])
         elif message["say"] == "ended":
             member.ranks = ranks_of(message) if "ranks" in message else member.ranks
+            member.memory = message.get("memory")
             self._end_of(number, message, now)
 
     def leave(self, number: int, now: float, why: str = "its connection was closed") -> None:
@@ -208,7 +210,9 @@ class Rendezvous:
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
             again = self._begun or self._last_attempt > 0
-            self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=again)
+            self._send(
+                0, say="prepare", attempt=self.attempt, nodes=nodes, again=again, memory=self._memories()
+            )
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
         self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
@@ -276,7 +280,10 @@ class Rendezvous:
         far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
         self._cause = {"node": cause.node, "words": cause.details, **far}
         self._enter("judging")
-        self._send(0, say="judge", attempt=self.attempt, **self._cause)
+        self._send(0, say="judge", attempt=self.attempt, memory=self._memories(), **self._cause)
+
+    def _memories(self) -> list[tuple[int, Any]]:
+        return [(number, member.memory) for number, member in sorted(self.members.items())]
 
     def _follow(self, judgement: Message) -> None:
         verdict = judgement["told"]

@@ -1,0 +1,123 @@
+"""Nodes that keep checkpoints in their memories, and copies in the next one's: what is left after one or two are lost.
+
+The nodes share this machine and its loopback. Each has a folder of its own in place of /dev/shm, which goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.checkpoint import checkpoints
+from paddle_dp.launch.network import free_port
+from paddle_dp.launch.processes import alive, descendants, kill_all, marked
+from tests.eventually import eventually
+from tests.faults.conftest import MARK
+from tests.faults.lost import different, train
+from tests.faults.namespaces import ROOT, finish
+from tests.faults.slow_run import losses
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+TENSOR = "tests/faults/slow_hybrid.yaml"  # 120 steps of two ranks, each with half of every layer
+ZERO = [
+    "strategy.tensor=1", "strategy.sharding=2", "strategy.sharding_stage=2", "optimizer.use=adamw",
+    "schedule.learning_rate=0.01",
+]  # fmt: skip
+SAVES = ["callbacks.2.every=100 steps", "callbacks.3.use=memory_checkpoint", "callbacks.3.every=5 steps"]
+
+
+class Nodes:
+    """Nodes of one job, with one rank each."""
+
+    def __init__(self, folder: Path, count: int, *overrides: str):
+        self.folder, self.out, self.count, self.overrides = folder, folder / "run", count, overrides
+        self.master, self.mark = f"127.0.0.1:{free_port(61_400)}", f"memory-{os.getpid()}-{time.time_ns()}"
+        self.processes = [self.begin(node) for node in range(count)]
+
+    def memory(self, node: int) -> Path:
+        return self.folder / f"memory-{node}"
+
+    def begin(self, node: int, **more: Any) -> subprocess.Popen[str]:
+        self.memory(node).mkdir(exist_ok=True)
+        job = {
+            "recipe": TENSOR, "entry_point": "train", "ranks": 1, "nodes": self.count, "master": self.master,
+            "node_rank": node, "overrides": [*self.overrides, *SAVES], "output_dir": str(self.out), "restarts": 3,
+            **more,
+        }  # fmt: skip
+        variables = {
+            "OMP_NUM_THREADS": "1", "PADDLE_DP_SECRET": "hush", MARK: self.mark,
+            "MEMORY_FOLDER": str(self.memory(node)),
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "tests/faults/start.py", json.dumps(job)], cwd=ROOT, env={**os.environ, **variables},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def at_step(self, step: int) -> None:
+        def reached() -> bool:
+            failed = [process.communicate()[1] for process in self.processes if process.poll() is not None]
+            assert not failed, failed
+            return (self.out / "metrics.jsonl").exists() and max(losses(self.out), default=0) >= step
+
+        eventually(reached, 90, pause=0.1)
+
+    def lose(self, node: int) -> None:
+        """A power cut: all of a node's processes and its memory are gone at once."""
+        process = self.processes[node]
+        kill_all(lambda: [pid for pid in (process.pid, *descendants(process.pid)) if alive(pid)])
+        process.communicate()
+        assert list(self.memory(node).iterdir()), "nothing was in memory"
+        shutil.rmtree(self.memory(node))
+
+    def finish(self) -> list[str]:
+        """The screens, when all nodes are done; nothing is left in their memories."""
+        ended = finish(self.processes)
+        assert [status for status, _, _ in ended] == [0] * self.count, ended
+        assert not [path for node in range(self.count) for path in self.memory(node).iterdir()]
+        return [complained for _, _, complained in ended]
+
+    def different(self, undisturbed: Path) -> int:
+        return different(*(checkpoints(run / "checkpoints")[-1] for run in (self.out, undisturbed)))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    started: list[Nodes] = []
+
+    def start(count: int, *overrides: str) -> Nodes:
+        started.append(Nodes(tmp_path, count, *overrides))
+        return started[-1]
+
+    yield start
+    left = [pid for job in started for pid in marked(MARK, job.mark)]
+    kill_all(lambda: [pid for job in started for pid in marked(MARK, job.mark)])
+    assert not left, "processes were left behind"
+
+
+def undisturbed(folder: Path, ranks: int, *overrides: str) -> Path:
+    train(Path(TENSOR), (*overrides, "callbacks.2.every=100 steps"), ranks, str(folder), None)
+    return folder
+
+
+@pytest.mark.parametrize(("overrides", "node"), [((), 1), (tuple(ZERO), 0)], ids=["tensor", "zero-2"])
+def test_a_node_that_is_lost_with_its_memory(
+    nodes: Callable[..., Nodes], tmp_path: Path, overrides: tuple[str, ...], node: int
+) -> None:
+    job = nodes(2, *overrides)
+    job.at_step(48)
+    job.lose(node)
+    job.processes[node] = job.begin(node)
+    for screen in job.finish():
+        print(screen)
+        assert re.search(r"^goes on from step (45|50|55) in memory on 2 ranks of nodes 0, 1$", screen, re.M)
+    assert not job.different(undisturbed(tmp_path / "alone", 2, *overrides))
