@@ -31,6 +31,7 @@ from paddle_dp.identity.facts import TrainingSettings
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Load, LoaderSettings, write_recipe
@@ -381,5 +382,5 @@ def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpo
     """The verified checkpoint of the run in `folder`; `which`: "newest", "best", a path, or a generation in the memory
     of the job's nodes (checkpoint/node_copies.py). Collective."""
     if node_copies.SPEC.fullmatch(which):
-        return checkpoints.load(node_copies.complete(which, mesh), mesh)
+        return checkpoints.load(node_copies.complete(which, mesh, os.environ.get(MEMORY, "")), mesh)
     return checkpoints.load(checkpoints.find(which, folder / "checkpoints", mesh), mesh)

@@ -38,7 +38,6 @@ from paddle_dp.checkpoint.manifest import (
 from paddle_dp.checkpoint.saving import Snapshot, deleted, failure_of, make_partial, raise_first, write_rank
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.text import numbered
 
@@ -178,13 +177,13 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh, ring: Ring) -> Path:
     return final
 
 
-def complete(spec: str, mesh: Mesh) -> Path:
+def complete(spec: str, mesh: Mesh, memory: str) -> Path:
     """Copies the files that this node's memory lacks of a generation from other nodes' memories. Collective.
 
-    Returns the generation's folder in this node's memory. Raises CheckpointError, on every rank, if no node has a file.
+    `memory`: the job's folder in this node's memory, "" without one. Returns the generation's folder in it. Raises
+    CheckpointError, on every rank, if no node has a file.
     """
-    match, memory = SPEC.fullmatch(spec), os.environ.get(MEMORY, "")
-    memories = mesh.gather(memory)
+    match, memories = SPEC.fullmatch(spec), mesh.gather(memory)
     if match is None or not all(memories):
         raise CheckpointError(f"{spec} is no checkpoint in the memory of this job's nodes.")
     ring, final, key = Ring.of(memories), Path(memory, "checkpoints", step_name(int(match[1]))), match[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ class ThreadMesh:
         values = list(self._values)
         self._barrier.wait()
         return values
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        return self.gather(content)
+
+    def waiting(self, activity: str) -> nullcontext[None]:
+        return nullcontext()
 
 
 @pytest.fixture

@@ -15,15 +15,19 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch import memory
 from paddle_dp.launch.command import Job, Plan, environment
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.memory import memory_folder
+from paddle_dp.launch.memory import memory_folder, stock
 from paddle_dp.mesh.environment import MEMORY
 from tests.eventually import eventually
 
 PLAN = Plan(job=Job(recipe=Path("a.yaml"), ranks=2, restarts=3), machine=Machine(cores=2), ranks=2)
 
 
-def recipe(*callbacks: str) -> Any:
-    return SimpleNamespace(callbacks=[SimpleNamespace(name=name) for name in callbacks])
+def recipe(*callbacks: str, seed: int = 0, may_lose_ranks: bool = False) -> Any:
+    strategy = SimpleNamespace(config=SimpleNamespace(may_lose_ranks=may_lose_ranks))
+    return SimpleNamespace(
+        callbacks=[SimpleNamespace(name=name) for name in callbacks], strategy=strategy,
+        model_dump_json=lambda: f"{callbacks} {seed}",
+    )  # fmt: skip
 
 
 KEEPS = recipe("metrics", "memory_checkpoint")
@@ -54,15 +58,30 @@ def test_nobody_else_gets_one(parent: Path) -> None:
             assert folder is None and not list(parent.iterdir())
 
 
+LOSES = recipe("memory_checkpoint", may_lose_ranks=True)
+
+
 @pytest.mark.parametrize(
-    ("plan", "words"),
-    [(replace(PLAN, job=replace(PLAN.job, restarts=0)), "Add --restarts 3"),
-     (replace(PLAN, nodes=2), "a lost machine takes its part along")],
+    ("asked", "plan", "words"),
+    [(KEEPS, replace(PLAN, job=replace(PLAN.job, restarts=0)), "Add --restarts 3"),
+     (LOSES, replace(PLAN, nodes=2), "on several nodes a rank that this strategy goes on without")],
 )  # fmt: skip
-def test_a_job_that_could_not_use_it_is_refused(parent: Path, plan: Plan, words: str) -> None:
-    with pytest.raises(UsageError, match=words), memory_folder(KEEPS, plan):
+def test_a_job_that_could_not_use_it_is_refused(parent: Path, asked: Any, plan: Plan, words: str) -> None:
+    with pytest.raises(UsageError, match=words), memory_folder(asked, plan):
         pass
     assert not list(parent.iterdir())
+
+
+@pytest.mark.processes
+def test_a_node_tells_the_others_of_its_memory_and_of_which_job_it_is(parent: Path) -> None:
+    jobs = []
+    for asked in (KEEPS, KEEPS, recipe("metrics", "memory_checkpoint", seed=1)):
+        with memory_folder(asked, replace(PLAN, nodes=2)) as folder:
+            told = stock(folder)
+            assert told is not None and told["generations"] == []
+            jobs.append(told["job"])
+    assert jobs[0] == jobs[1] != jobs[2] and all(jobs)
+    assert stock(None) is None and stock(folder) == {"job": "", "generations": []}  # it has been removed
 
 
 HOLDS = """

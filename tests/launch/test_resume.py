@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from paddle_dp.checkpoint import set_best
 from paddle_dp.checkpoint.disk import Digest
 from paddle_dp.checkpoint.manifest import Checks, Manifest
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.resume import command, how_to_resume
+from paddle_dp.launch.resume import command, how_to_resume, next_point
 
 JOB = Job(recipe=Path("a.yaml"), overrides=("train.batch=64",), ranks=2)
 BEGAN = 1000.0  # when the job began; what was there already is older
@@ -148,3 +150,50 @@ def test_a_shell_and_the_command_line_read_the_command_as_the_same_job(
 def test_spans_are_said_as_they_were_given() -> None:
     job = replace(JOB, ranks=4, least_ranks=2, nodes=3, least_nodes=1)
     assert "--ranks 2:4 --nodes 1:3" in command(job)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "job").write_text("this")
+    return tmp_path / "memory"
+
+
+def stock(*steps: int, ranks: Sequence[int] = (0, 1), job: str = "this") -> dict[str, Any]:
+    return {"job": job, "generations": [[step, "a" * 32, 2, list(ranks)] for step in steps]}
+
+
+@pytest.mark.parametrize(
+    ("stocks", "saved", "resume", "label"),
+    [
+        ([stock(40, 50), stock()], (30,), 50, "step 50 in memory"),
+        ([stock(40, 50, ranks=[0]), stock(50, ranks=[1])], (), 50, "step 50 in memory"),
+        ([stock(40), stock(50, ranks=[1])], (30,), 40, "step 40 in memory (of step 50 no node's memory has the files"),
+        ([stock(40), stock()], (30, 60), "step-00000060", "step 60"),
+        ([stock(60), stock()], (60,), "step-00000060", "step 60"),  # no byte has to be sent for it
+        ([stock(50, ranks=[0]), None], (30,), "step-00000030", "step 30 on disk (of step 50 no node's memory has"),
+        ([None, None], (30,), "step-00000030", "step 30 on disk (no node's memory has a checkpoint; the memory of 2"),
+        ([stock(), stock()], (30,), "step-00000030", "step 30 on disk (no node's memory has a checkpoint)"),
+        ([stock(50, job="other"), stock()], (30,), "step-00000030", "the memory of 1 node is another job's"),
+        ([{"job": "this", "generations": [[1, 2]]}, stock()], (30,), "step-00000030", "the memory of 1 node is"),
+        ([stock(), stock()], (), None, "the beginning (no node's memory has a checkpoint)"),
+    ],
+)  # fmt: skip
+def test_several_nodes_go_on_from_the_newest_of_their_memories_and_the_disk(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch,
+    stocks: list[Any], saved: tuple[int, ...], resume: int | str | None, label: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("paddle_dp.launch.resume.check", lambda path: None)
+    (tmp_path / "recipe.yaml").touch()
+    for step in saved:
+        save(tmp_path, step, GOOD)
+    point = next_point(JOB, tmp_path, BEGAN, print, memory, stocks)
+    expected = f"memory:{resume}:{'a' * 32}" if isinstance(resume, int) else resume
+    assert (point.resume and point.resume.rpartition("/")[2]) == expected and label in point.label
+    if label.startswith("step "):
+        assert point.step == point.saved == int(label.split()[1])
+
+
+def test_the_memory_of_a_run_whose_folder_is_gone_is_not_read(tmp_path: Path, memory: Path) -> None:
+    point = next_point(JOB, tmp_path / "run", BEGAN, print, memory, [stock(50)])
+    assert point.resume is None and point.label == "the beginning"

@@ -151,3 +151,14 @@ def test_idle_strangers_keep_no_node_out(place):
     assert all(node.connected for node in nodes)
     for end in idle:
         end.close()
+
+
+def test_a_node_tells_of_its_memory_when_it_joins_and_again_when_it_comes_back(place):
+    server, stocks = place.open(), iter([{"generations": [step]} for step in (5, 7, 9)])
+    card = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": 1}
+    first = place.node(0)
+    place.stack.enter_context(Membership(("127.0.0.1", place.port), card, b"", lambda: next(stocks)))
+    assert news(first, "prepare")["memory"] == [[0, None], [1, {"generations": [5]}]]
+    server.__exit__()
+    place.open()
+    assert news(first, "prepare")["memory"] == [[0, None], [1, {"generations": [7]}]]

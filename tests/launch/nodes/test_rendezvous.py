@@ -423,3 +423,22 @@ def test_any_history_comes_to_an_end_that_all_hear_of(block):
             assert "stopped" in how and "failed" not in how, f"seed {seed}: {how}"
         ends.add(world.here.status)
     assert len(ends) >= 3  # done, stopped, failed, nobody came
+
+
+def test_node_0_learns_what_the_memories_of_the_nodes_have_when_it_judges_and_when_it_prepares():
+    job = Job(attempts=2)
+    job.join(0)
+    assert job.here.join(Member(1, "10.0.0.1", "host1", 1, memory={"generations": [5]})) is None
+    job.here.look(job.now)
+    [(_, prepare)] = [order for order in job.orders() if order[1]["say"] == "prepare"]
+    assert prepare["memory"] == [(0, None), (1, {"generations": [5]})]
+    ranks = [[0, 1], [1, 1]]
+    job.here.heard(0, {"say": "prepared", "attempt": 1, "ranks": ranks}, job.now)
+    job.here.leave(1, job.now)
+    job.ended(0, "ended", memory={"generations": [7]})
+    assert job.causes[-1]["memory"] == [(0, {"generations": [7]})]  # a lost node has none
+    job.orders()
+    assert job.here.join(Member(1, "10.0.0.1", "host1", 1, memory={"generations": []})) is None
+    job.here.look(job.now)
+    [(_, prepare)] = [order for order in job.orders() if order[1]["say"] == "prepare"]
+    assert prepare["memory"] == [(0, {"generations": [7]}), (1, {"generations": []})]
