@@ -100,6 +100,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "
         "checkpoint/matching.py checkpoint/peft.py assembly/initial.py launch/initial.py adapters/*"
     )),
+    "memory_copies": (620, "checkpoint/node_copies.py launch/memory.py callbacks/memory_checkpoint.py"),
     "checkpoint": (1900, "checkpoint/*"),
     "guard": (560, (
         "guard/* train/judge.py train/refusals.py train/blame.py"

@@ -152,15 +152,22 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint. Raises UnusableError if it is missing or damaged."""
     try:
-        content = json_codec.decode(read_bytes(folder / MANIFEST, json_codec.MOST_BYTES))
+        content = read_bytes(folder / MANIFEST, json_codec.MOST_BYTES)
     except FileNotFoundError:
         raise UnusableError(folder, f"it has no {MANIFEST}") from None
     except OSError as error:
         raise UnusableError(folder, f"{MANIFEST} cannot be read: {error.strerror}") from None
+    return manifest_of(content, folder)
+
+
+def manifest_of(content: bytes, folder: Path) -> Manifest:
+    """The manifest in a file's bytes; messages name the `folder`. Raises UnusableError if it is damaged."""
+    try:
+        values = json_codec.decode(content)
     except ValueError as error:
         raise UnusableError(folder, f"{MANIFEST} is damaged: {error}") from None
     try:
-        return _checked(content, folder)
+        return _checked(values, folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnusableError(folder, f"{MANIFEST} is damaged ({error})") from None
 

@@ -30,6 +30,7 @@ from paddle_dp.checkpoint.manifest import (
     UnusableError,
     checkpoints,
     index_name,
+    manifest_of,
     read_manifest,
     step_name,
     step_of,
@@ -198,20 +199,18 @@ def complete(spec: str, mesh: Mesh, memory: str) -> Path:
     def fetch() -> None:
         if not is_first:
             return
-        files = {name: (s["size"], s["crc32"]) for name, s in json_codec.decode(manifest)["files"].items()}
+        files = manifest_of(manifest, final).files
         moves = _moves(files, names, [ranks[0] for ranks in ring.nodes])
-        endpoint = transport.endpoint() if moves else None
         for provider, receiver, name in moves:
-            if provider == mesh.rank and endpoint is not None:
-                endpoint.send(CHANNEL, receiver, _mapped(final / name))
-        if set(local_names) >= {MANIFEST, *files}:
+            if provider == mesh.rank:
+                transport.endpoint().send(CHANNEL, receiver, _mapped(final / name))
+        rows = [(provider, name, files[name]) for provider, receiver, name in moves if receiver == mesh.rank]
+        if not rows:
             return
         partial = final.parent / make_partial(final)
         for name in set(local_names) - {MANIFEST}:
             os.link(final / name, partial / name)
-        incoming = [move for move in moves if move[1] == mesh.rank]
-        assert endpoint is not None, "a file is missing"
-        _receive(partial, [(provider, name, files[name]) for provider, _, name in incoming], endpoint)
+        _receive(partial, rows)
         write(partial / MANIFEST, [manifest])
         publish(partial, final)
 
@@ -236,24 +235,22 @@ def _moves(
 
 def _exchange(partial: Path, reports: Sequence[Mapping[str, Any]], mesh: Mesh, ring: Ring) -> None:
     """Sends this rank's files to its keeper, and writes the copies that it keeps itself."""
-    endpoint, keeper = transport.endpoint(), ring.keeper(mesh.rank)
+    keeper, sources = ring.keeper(mesh.rank), ring.sources(mesh.rank)
     with mesh.waiting("the copies of a checkpoint in memory"):
         for name in reports[mesh.rank]:
-            endpoint.send(CHANNEL, keeper, _mapped(partial / name))
-        rows = [(s, name, numbers) for s in ring.sources(mesh.rank) for name, numbers in reports[s].items()]
-        _receive(partial, rows, endpoint)
+            transport.endpoint().send(CHANNEL, keeper, _mapped(partial / name))
+        copies = [(source, *row) for source in sources for row in reports[source].items()]
+        _receive(partial, [(source, name, Digest(*numbers)) for source, name, numbers in copies])
 
 
-def _receive(
-    partial: Path, rows: Iterable[tuple[int, str, Sequence[int]]], endpoint: transport.Endpoint
-) -> None:
-    """Receives files, (source, name, [size, CRC-32]), and writes them. Raises CheckpointError for a damaged one, after
-    all have been received: the next exchange must not find them."""
+def _receive(partial: Path, rows: Iterable[tuple[int, str, Digest]]) -> None:
+    """Receives files, (source, name, digest), and writes them. Raises CheckpointError for a damaged one, after all have
+    been received: the next exchange must not find them."""
     error: Exception | None = None
-    for source, name, numbers in rows:
-        data = endpoint.receive(CHANNEL, source)
+    for source, name, digest in rows:
+        data = transport.endpoint().receive(CHANNEL, source)
         try:
-            if error is None and write(partial / name, [memoryview(data)]) != Digest(*numbers):
+            if error is None and write(partial / name, [memoryview(data)]) != digest:
                 raise CheckpointError(f"the copy of {name} is not as rank {source} wrote it")
         except (OSError, CheckpointError) as failure:
             error = failure

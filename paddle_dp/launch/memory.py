@@ -9,8 +9,9 @@ On several nodes each node's process makes one, and tells the others which check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from hashlib import blake2b
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder, sweep
+from paddle_dp.text import plural
 
 if TYPE_CHECKING:
+    from paddle_dp.checkpoint.node_copies import Generation
     from paddle_dp.launch.command import Plan
     from paddle_dp.recipe import Recipe
 
@@ -69,12 +72,37 @@ def stock(memory: Path | None) -> dict[str, Any] | None:
     of them."""
     if memory is None:
         return None
-    from paddle_dp.launch.resume import stock_rows  # imports NumPy
+    from paddle_dp.checkpoint.node_copies import generations  # imports NumPy, which few jobs need here
 
-    return {"job": job_of(memory), "generations": stock_rows(memory / "checkpoints")}
+    rows = [astuple(generation) for generation in generations(memory / "checkpoints")]
+    return {"job": _job(memory), "generations": rows}
 
 
-def job_of(memory: Path) -> str:
+def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Generation | None, str]:
+    """Returns the newest checkpoint of which the nodes' memories have all files, and in brackets why there is none, or
+    no newer one.
+
+    `stocks`: of the nodes that take part. Those of another job, or in another version's form, do not count.
+    """
+    from paddle_dp.checkpoint.node_copies import Generation, newest_complete
+
+    job, rows, foreign = "" if memory is None else _job(memory), [], 0
+    for each in stocks:
+        try:
+            if not job or each["job"] != job:
+                raise ValueError("another job's")
+            rows.append(
+                [Generation(int(s), str(k), int(n), tuple(map(int, r))) for s, k, n, r in each["generations"]]
+            )
+        except (TypeError, KeyError, ValueError):
+            foreign += 1
+    generation, reason = newest_complete(rows)
+    if foreign:
+        reason = f"{reason}{'; ' * bool(reason)}the memory of {plural(foreign, 'node')} is another job's"
+    return generation, f" ({reason})" if reason else ""
+
+
+def _job(memory: Path) -> str:
     """Returns the digest of the job to which a folder in memory belongs; "" if that has been removed."""
     try:
         return (memory / JOB).read_text()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import UnusableError, best, check, checkpoints, step_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
-from paddle_dp.checkpoint.node_copies import Generation, generations, newest_complete
 from paddle_dp.errors import CheckpointError
 from paddle_dp.launch.command import Job, typed
-from paddle_dp.launch.memory import job_of
+from paddle_dp.launch.memory import newest_generation
 from paddle_dp.recipe.folder import SIGNS, holds
-from paddle_dp.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ def next_point(
     if stocks is not None and any(
         (folder / sign).exists() for sign in SIGNS
     ):  # else the run's folder is a new one
-        generation, reason = _newest_generation(stocks, memory)
+        generation, reason = newest_generation(stocks, memory)
     for path in sorted([*_current_checkpoints(job, saved, began), *in_memory], key=step_of, reverse=True):
         if generation is not None and generation.step > step_of(path):
             break
@@ -77,35 +75,6 @@ def next_point(
         return ResumePoint(resume=generation.spec, step=step, saved=step, label=label)
     resume = job.resume if job.resume not in (None, "newest") else "newest" if saved else None
     return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else f"the beginning{reason}")
-
-
-def stock_rows(folder: Path) -> list[tuple[Any, ...]]:
-    """Returns the checkpoints in a node's `folder` in memory, as JSON: the fields of each Generation."""
-    return [astuple(generation) for generation in generations(folder)]
-
-
-def _newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Generation | None, str]:
-    """Returns the newest generation of which the nodes have all files, and in brackets why there is none, or no newer
-    one. Stocks of another job, or of another version, are left out."""
-    local_job = "" if memory is None else job_of(memory)
-    rows: list[list[Generation]] = []
-    foreign = 0
-    for stock in stocks:
-        try:
-            if stock["job"] != local_job or not local_job:
-                raise ValueError("of another job")
-            rows.append(
-                [
-                    Generation(int(s), str(k), int(n), tuple(map(int, r)))
-                    for s, k, n, r in stock["generations"]
-                ]
-            )
-        except (TypeError, KeyError, ValueError):
-            foreign += 1
-    generation, reason = newest_complete(rows)
-    if foreign:
-        reason = f"{reason}{'; ' * bool(reason)}the memory of {plural(foreign, 'node')} is another job's"
-    return generation, f" ({reason})" if reason else ""
 
 
 SCRIPT = 'started again, a script with Trainer.of(…, resume="auto") goes on from its newest checkpoint'

@@ -155,6 +155,26 @@ def test_a_restart_clears_what_a_kill_left_and_trusts_the_one_it_goes_on_from(
     checkpoints.check(folder / "step-00000020")
 
 
+@pytest.fixture
+def sized(run: Run, trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callback]:
+    """The callback for 4 weights of 4 bytes with their states, and 2 numbers in a buffer, where `free` bytes are."""
+
+    def build(
+        free: int, mesh: Any = None, optimizer: Any = None, ema: Any = None, level: str = "O1"
+    ) -> Callback:
+        tensor = {"shape": [4], "element_size": lambda: 4, "stop_gradient": False}
+        buffer = {**tensor, "shape": [2], "stop_gradient": True}
+        shards = [(name, SimpleNamespace(**each), None) for name, each in (("w", tensor), ("b", buffer))]
+        trainer.learner = SimpleNamespace(placed=SimpleNamespace(shards=lambda: iter(shards)))
+        precision = SimpleNamespace(precision=SimpleNamespace(level=level))
+        config = SimpleNamespace(**({"states": 0} if optimizer is None else optimizer))
+        recipe: Any = SimpleNamespace(optimizer=SimpleNamespace(config=config), ema=ema, train=precision)
+        monkeypatch.setattr(memory_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        return Config().build(dataclasses.replace(run, recipe=recipe, mesh=mesh or run.mesh))
+
+    return build
+
+
 @pytest.mark.parametrize(
     ("optimizer", "ema", "level", "size"),
     [
@@ -165,24 +185,54 @@ def test_a_restart_clears_what_a_kill_left_and_trusts_the_one_it_goes_on_from(
     ],
 )
 def test_it_is_refused_where_there_is_no_room_for_two(
-    run: Run, at: At, trainer: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch,
-    optimizer: dict[str, int], ema: Any, level: str, size: int,
-) -> None:  # fmt: skip
-    """4 weights of 4 bytes with their states, and 2 numbers in a buffer."""
-    tensor = {"shape": [4], "element_size": lambda: 4, "stop_gradient": False}
-    buffer = {**tensor, "shape": [2], "stop_gradient": True}
-    shards = [(name, SimpleNamespace(**each), None) for name, each in (("w", tensor), ("b", buffer))]
-    trainer.learner = SimpleNamespace(placed=SimpleNamespace(shards=lambda: iter(shards)))
-    precision = SimpleNamespace(precision=SimpleNamespace(level=level))
-    part = SimpleNamespace(config=SimpleNamespace(**optimizer))
-    recipe: Any = SimpleNamespace(optimizer=part, ema=ema, train=precision)
-    callback = Config().build(dataclasses.replace(run, recipe=recipe))
-    free = [2 * size]
-    monkeypatch.setattr(memory_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
-    callback.refuse(at("refuse", 0))
-    free[0] -= 1
+    at: At, folder: Path, sized: Any, optimizer: dict[str, int], ema: Any, level: str, size: int
+) -> None:
+    sized(2 * size, None, optimizer, ema, level).refuse(at("refuse", 0))
     with pytest.raises(UsageError, match=rf"keeps 2 checkpoints of about {size} bytes each in .* are free"):
+        sized(2 * size - 1, None, optimizer, ema, level).refuse(at("refuse", 0))
+
+
+class Peers:
+    """A mesh of four ranks on two nodes, as this rank sees it: the others have 100 bytes each, and other folders."""
+
+    def __init__(self, rank: int, memory: Path, free: int = 10_000):
+        self.rank, self.is_main, self._memory, self._free = rank, rank == 0, memory, free
+
+    def gather(self, value: Any) -> list[Any]:
+        if isinstance(value, str):
+            return [str(self._memory), str(self._memory), "elsewhere", "elsewhere"]
+        return [value, [100, value[1]], [100, self._free], [100, 0]]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "node"), [(648, 648, None), (647, 648, "ranks 0, 1"), (648, 647, "ranks 2, 3")]
+)
+def test_the_room_of_each_node_is_that_of_its_files_and_copies(
+    at: At, folder: Path, sized: Any, here: int, there: int, node: str | None
+) -> None:
+    """Two generations of everything: each of two nodes has the copies of the other one."""
+    callback = sized(here, Peers(0, folder, there))
+    if node is None:
         callback.refuse(at("refuse", 0))
+        return
+    words = rf"keeps 648 bytes in .* on the node of {node} \(its files and the copies .* 324 bytes; .*647 bytes are free"
+    with pytest.raises(UsageError, match=words):
+        callback.refuse(at("refuse", 0))
+
+
+@pytest.mark.parametrize(
+    ("rank", "resumed", "steps_left"), [(0, 20, [20]), (0, None, []), (1, 20, [10, 20, 30])]
+)
+def test_what_another_attempt_left_in_a_nodes_memory_is_gone_before_the_first_update(
+    run: Run, at: At, folder: Path, rank: int, resumed: int | None, steps_left: list[int]
+) -> None:
+    """Files of two pasts with one step must never be taken together. A node's first rank removes them."""
+    for step in (10, 20, 30):
+        (folder / f"step-{step:08d}").mkdir()
+    at_step: Any = None if resumed is None else SimpleNamespace(folder=folder / f"step-{resumed:08d}")
+    callback = Config().build(dataclasses.replace(run, resumed=at_step, mesh=Peers(rank, folder)))  # type: ignore[arg-type]
+    callback.start(at("start", resumed or 0))
+    assert steps(folder) == steps_left
 
 
 def test_a_training_without_a_folder_for_it_is_refused(

@@ -51,7 +51,7 @@ class Nodes:
         self.memory(node).mkdir(exist_ok=True)
         job = {
             "recipe": TENSOR, "entry_point": "train", "ranks": 1, "nodes": self.count, "master": self.master,
-            "node_rank": node, "overrides": [*self.overrides, *SAVES], "output_dir": str(self.out), "restarts": 3,
+            "node_rank": node, "overrides": [*SAVES, *self.overrides], "output_dir": str(self.out), "restarts": 3,
             **more,
         }  # fmt: skip
         variables = {
@@ -71,13 +71,14 @@ class Nodes:
 
         eventually(reached, 90, pause=0.1)
 
-    def lose(self, node: int) -> None:
-        """A power cut: all of a node's processes and its memory are gone at once."""
+    def lose(self, node: int, wiped: bool = True) -> None:
+        """A power cut: all of a node's processes and its memory are gone at once. `wiped=False`: its memory stays."""
         process = self.processes[node]
         kill_all(lambda: [pid for pid in (process.pid, *descendants(process.pid)) if alive(pid)])
         process.communicate()
         assert list(self.memory(node).iterdir()), "nothing was in memory"
-        shutil.rmtree(self.memory(node))
+        if wiped:
+            shutil.rmtree(self.memory(node))
 
     def finish(self) -> list[str]:
         """The screens, when all nodes are done; nothing is left in their memories."""
@@ -109,15 +110,39 @@ def undisturbed(folder: Path, ranks: int, *overrides: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("overrides", "node"), [((), 1), (tuple(ZERO), 0)], ids=["tensor", "zero-2"])
+@pytest.mark.parametrize(
+    ("overrides", "node", "wiped"), [((), 1, True), (tuple(ZERO), 0, False)], ids=["tensor", "zero-2"]
+)
 def test_a_node_that_is_lost_with_its_memory(
-    nodes: Callable[..., Nodes], tmp_path: Path, overrides: tuple[str, ...], node: int
+    nodes: Callable[..., Nodes], tmp_path: Path, overrides: tuple[str, ...], node: int, wiped: bool
 ) -> None:
+    """A memory that a node's dead processes left is removed, not read, when the node starts again."""
     job = nodes(2, *overrides)
     job.at_step(48)
-    job.lose(node)
+    job.lose(node, wiped)
     job.processes[node] = job.begin(node)
     for screen in job.finish():
         print(screen)
         assert re.search(r"^goes on from step (45|50|55) in memory on 2 ranks of nodes 0, 1$", screen, re.M)
     assert not job.different(undisturbed(tmp_path / "alone", 2, *overrides))
+
+
+def test_two_neighbours_that_are_lost_with_their_memories(
+    nodes: Callable[..., Nodes], tmp_path: Path
+) -> None:
+    """Node 1's files were in its memory and in node 2's: what is left is the disk, and all screens say why."""
+    layout = ["strategy.tensor=1", "strategy.sharding=3", "train.batch=9"]
+    job = nodes(3, *layout, "callbacks.2.every=20 steps")
+    job.at_step(48)
+    for node in (1, 2):
+        job.lose(node)
+    for node in (1, 2):
+        job.processes[node] = job.begin(node)
+    said = (
+        r"^goes on from step (40|60) on disk \(of step \d+ no node's memory has the files of rank 1: their node and "
+        r"the next one, with the copies, are lost\) on 3 ranks of nodes 0, 1, 2$"
+    )
+    for screen in job.finish():
+        print(screen)
+        assert re.search(said, screen, re.M)
+    assert not job.different(undisturbed(tmp_path / "alone", 3, *layout))
