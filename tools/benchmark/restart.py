@@ -1,10 +1,12 @@
-"""Measures the seconds from a rank's death to the next update, without spares, with them, and from memory.
+"""Measures the seconds from a rank's or a node's death to the next update: without spares, with them, from memory.
 
     python tools/benchmark/restart.py                            # digits_mlp on 2 ranks, 4 kills in each way
     python tools/benchmark/restart.py --ways spares memory --kills 8 --gap 5
+    python tools/benchmark/restart.py --ways nodes nodes-memory  # two nodes here, with half of the ranks each
 
-Rank 1 gets SIGKILL; then the time of the first update in metrics.jsonl counts, and of the step that was reached. The
-ways follow each other in one run: a loaded machine lengthens all of them, so read ratios.
+Rank 1 gets SIGKILL; with two nodes all processes of node 1 do, and it is started again at once, with an empty memory.
+Then the time of the first update in metrics.jsonl counts, and of the step that was reached. The ways follow each other
+in one run: a loaded machine lengthens all of them, so read ratios.
 """
 
 from __future__ import annotations
@@ -21,12 +23,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.launch.network import free_port
+from paddle_dp.launch.processes import alive, descendants, kill_all
+
 ROOT = Path(__file__).resolve().parents[2]
 SAVES = "{use: metrics, every: 1 step}, {use: checkpoint, every: 50 steps, keep: 2}"
-WAYS = {
-    "restarts": ([], SAVES),
-    "spares": (["--spares"], SAVES),
-    "memory": (["--spares"], f"{SAVES}, {{use: memory_checkpoint, every: 10 steps}}"),
+MEMORY = f"{SAVES}, {{use: memory_checkpoint, every: 10 steps}}"
+WAYS: dict[str, tuple[list[str], str, int]] = {  # options, callbacks, nodes
+    "restarts": ([], SAVES, 1),
+    "spares": (["--spares"], SAVES, 1),
+    "memory": (["--spares"], MEMORY, 1),
+    "nodes": ([], SAVES, 2),
+    "nodes-memory": ([], MEMORY, 2),
 }
 LIMIT = 120.0  # seconds for an update to come
 
@@ -69,41 +79,53 @@ def rank_pid(run: Path, rank: int) -> int:
     raise SystemExit(f"nobody writes {log}")
 
 
+def lose(job: subprocess.Popen[bytes]) -> None:
+    """Ends all processes of a node at once."""
+    kill_all(lambda: [pid for pid in (job.pid, *descendants(job.pid)) if alive(pid)])
+    job.wait()
+
+
 def measured(
     way: str, recipe: str, ranks: int, kills: int, gap: float, folder: Path
 ) -> list[tuple[float, float]]:
     """(seconds to the next update, to the step of the kill) of each kill, `gap` seconds after the update before."""
-    options, callbacks = WAYS[way]
-    run = folder / way
+    options, callbacks, nodes = WAYS[way]
+    run, master = folder / way, f"127.0.0.1:{free_port(61_600)}"
     words = [
-        sys.executable,
-        "-m",
-        "paddle_dp",
-        "train",
-        recipe,
-        "--ranks",
-        str(ranks),
-        "--restarts",
-        "9",
-        *options,
-    ]
-    words += [f"output_dir={run}", "train.length=10000000 steps", f"callbacks=[{callbacks}]"]
+        sys.executable, "-m", "paddle_dp", "train", recipe, "--ranks", str(ranks // nodes), "--restarts", "9", *options,
+        f"output_dir={run}", "train.length=10000000 steps", f"callbacks=[{callbacks}]",
+    ]  # fmt: skip
     rows = []
     with (folder / f"{way}.log").open("wb") as log:
-        job = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+
+        def begin(node: int) -> subprocess.Popen[bytes]:
+            several = ["--nodes", str(nodes), "--master", master, "--node-rank", str(node)] * (nodes > 1)
+            threads = {"OMP_NUM_THREADS": "1"} if nodes > 1 else {}  # as of two ranks of one machine
+            return subprocess.Popen(
+                [*words, *several], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **threads}
+            )
+
+        jobs = [begin(node) for node in range(nodes)]
         try:
-            first(job, run, 0.0)
+            first(jobs[0], run, 0.0)
             for _ in range(kills):
                 time.sleep(gap)
-                step, pid = updates(run)[-1]["step"], rank_pid(run, 1)
+                step = updates(run)[-1]["step"]
+                pid = rank_pid(run, 1) if nodes == 1 else 0
                 killed = time.time()
-                os.kill(pid, signal.SIGKILL)
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+                else:
+                    lose(jobs[1])
+                    jobs[1] = begin(1)
                 # Rank 0 may still write an update that both have made.
-                following = first(job, run, killed + 0.05)["time"] - killed
-                rows.append((following, first(job, run, killed + 0.05, step)["time"] - killed))
+                following = first(jobs[0], run, killed + 0.05)["time"] - killed
+                rows.append((following, first(jobs[0], run, killed + 0.05, step)["time"] - killed))
         finally:
-            job.terminate()
-            job.wait()
+            for job in jobs:
+                job.terminate()
+            for job in jobs:
+                job.wait()
     return rows
 
 
@@ -115,7 +137,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--gap", type=float, default=9.0, help="seconds of training before each kill")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["restarts", "spares", "memory"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paddle-dp-restart-") as name:
         for way in arguments.ways:
