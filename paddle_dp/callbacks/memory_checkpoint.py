@@ -60,9 +60,10 @@ class MemoryCheckpointCallback(Callback):
                 "its folder in memory and removes it: this training was started otherwise. Leave it out."
             )
         mesh, parent = self.run.mesh, self.folder.parent.parent
-        sizes, free = zip(
-            *mesh.gather([self._size(moment), shutil.disk_usage(self.folder.parent).free]), strict=True
-        )
+        free_here = shutil.disk_usage(self.folder.parent).free
+        # A restart meets the job's earlier checkpoints there, which give way.
+        free_here += sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        sizes, free = zip(*mesh.gather([self._size(moment), free_here]), strict=True)
         for ranks, room in zip(self._ring.nodes, self._ring.rooms(sizes, COUNT), strict=True):
             if room <= free[ranks[0]]:
                 continue
@@ -108,14 +109,13 @@ class MemoryCheckpointCallback(Callback):
         resumed = self.run.resumed
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._newest = resumed.folder
-        if self._writes_folder:
-            checkpoints.clean(self.folder)
-        if (
-            self._writes_folder and len(self._ring.nodes) > 1
-        ):  # another attempt's files must never complete this one's
-            for path in checkpoints.checkpoints(self.folder):
-                if self._newest is None or path.name != self._newest.name:
-                    shutil.rmtree(path, ignore_errors=True)
+        if not self._writes_folder:
+            return
+        checkpoints.clean(self.folder)
+        # On several nodes the files of another attempt must never complete those of this one.
+        for path in checkpoints.checkpoints(self.folder) if len(self._ring.nodes) > 1 else ():
+            if self._newest is None or path.name != self._newest.name:
+                shutil.rmtree(path, ignore_errors=True)
 
     def step(self, moment: Moment) -> None:
         self._save(moment)

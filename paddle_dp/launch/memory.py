@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from hashlib import blake2b
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
@@ -74,7 +73,7 @@ def stock(memory: Path | None) -> dict[str, Any] | None:
         return None
     from paddle_dp.checkpoint.node_copies import generations  # imports NumPy, which few jobs need here
 
-    rows = [astuple(generation) for generation in generations(memory / "checkpoints")]
+    rows = [[g.step, g.key, g.ranks, _spans(g.kept)] for g in generations(memory / "checkpoints")]
     return {"job": _job(memory), "generations": rows}
 
 
@@ -92,7 +91,7 @@ def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Gener
             if not job or each["job"] != job:
                 raise ValueError("another job's")
             rows.append(
-                [Generation(int(s), str(k), int(n), tuple(map(int, r))) for s, k, n, r in each["generations"]]
+                [Generation(int(s), str(k), int(n), _ranks(r, int(n))) for s, k, n, r in each["generations"]]
             )
         except (TypeError, KeyError, ValueError):
             foreign += 1
@@ -100,6 +99,22 @@ def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Gener
     if foreign:
         reason = f"{reason}{'; ' * bool(reason)}the memory of {plural(foreign, 'node')} is another job's"
     return generation, f" ({reason})" if reason else ""
+
+
+def _spans(ranks: Iterable[int]) -> list[list[int]]:
+    """Returns ascending ranks as [first, last] of each gapless span: messages between nodes have bounded sizes."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return spans
+
+
+def _ranks(spans: Iterable[Iterable[int]], count: int) -> tuple[int, ...]:
+    """Returns the ranks of `_spans` that are below `count`."""
+    return tuple(rank for first, last in spans for rank in range(int(first), min(int(last), count - 1) + 1))
 
 
 def _job(memory: Path) -> str:

@@ -52,11 +52,8 @@ def next_point(
     except CheckpointError as error:
         report(str(error))
         return ResumePoint(resume="newest", label="the newest checkpoint")
-    generation, reason = (None, "")
-    if stocks is not None and any(
-        (folder / sign).exists() for sign in SIGNS
-    ):  # else the run's folder is a new one
-        generation, reason = newest_generation(stocks, memory)
+    is_new = not any((folder / sign).exists() for sign in SIGNS)
+    generation, reason = (None, "") if stocks is None or is_new else newest_generation(stocks, memory)
     for path in sorted([*_current_checkpoints(job, saved, began), *in_memory], key=step_of, reverse=True):
         if generation is not None and generation.step > step_of(path):
             break
@@ -65,11 +62,9 @@ def next_point(
         except UnusableError as error:
             report(f"passed over the checkpoint {path}: {error.why}.")
         else:
-            step, place_label = (
-                step_of(path),
-                " in memory" if path in in_memory else f" on disk{reason}" * bool(reason),
-            )
-            return ResumePoint(resume=str(path), step=step, saved=step, label=f"step {step}{place_label}")
+            step, disk_label = step_of(path), f" on disk{reason}" if reason else ""
+            label = f"step {step}{' in memory' if path in in_memory else disk_label}"
+            return ResumePoint(resume=str(path), step=step, saved=step, label=label)
     if generation is not None:
         step, label = generation.step, f"step {generation.step} in memory{reason}"
         return ResumePoint(resume=generation.spec, step=step, saved=step, label=label)

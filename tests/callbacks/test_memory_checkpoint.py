@@ -192,6 +192,14 @@ def test_it_is_refused_where_there_is_no_room_for_two(
         sized(2 * size - 1, None, optimizer, ema, level).refuse(at("refuse", 0))
 
 
+def test_earlier_checkpoints_of_the_job_are_room_for_a_restart(at: At, folder: Path, sized: Any) -> None:
+    (folder / "step-00000010").mkdir()
+    (folder / "step-00000010" / "rank-00000.json").write_bytes(bytes(30))
+    sized(2 * 24 - 30).refuse(at("refuse", 0))
+    with pytest.raises(UsageError, match="where 47 bytes are free"):
+        sized(2 * 24 - 31).refuse(at("refuse", 0))
+
+
 class Peers:
     """A mesh of four ranks on two nodes, as this rank sees it: the others have 100 bytes each, and other folders."""
 

@@ -14,12 +14,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Checks, NotWrittenError, check, checkpoints, node_copies
+from paddle_dp.checkpoint import (
+    Checks,
+    NotWrittenError,
+    Snapshot,
+    TensorShard,
+    check,
+    checkpoints,
+    load,
+    node_copies,
+)
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, index_name, step_name, tensors_name
 from paddle_dp.checkpoint.node_copies import Generation, Ring, complete, generations, newest_complete, save
 from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import join
+from tests.ranks import run_ranks
 
 A, B = "a" * 32, "b" * 32
 RING = Ring(((0, 1), (2, 3), (4, 5)))
@@ -284,3 +296,31 @@ def test_a_memory_that_its_job_has_removed_does_not_come_back(nodes: Nodes) -> N
     errors = nodes.save(20)
     assert all(isinstance(error, NotWrittenError) and "was deleted" in str(error) for error in errors)
     assert not nodes.memories[1].exists() and isinstance(errors[0], CheckpointError)
+
+
+def _loses_a_node(folder: str) -> list[Any]:
+    """Two ranks, each a node; the second one's memory is lost after two saves."""
+    mesh = join()
+    memory = Path(folder, f"memory-{mesh.rank}")
+    (memory / "checkpoints").mkdir(parents=True)
+    ring = Ring.of(mesh.gather(str(memory)))
+    for step in (1, 2):
+        tensors = {
+            "w": TensorShard("w", (2, 3), (mesh.rank, 0), np.full((1, 3), step + mesh.rank, np.float32))
+        }
+        checks = Checks(agreed=True, finite=True, step=step)
+        state = {"progress": {"step": step}}
+        save(Snapshot(tensors=tensors, state=state, checks=checks), memory / "checkpoints", mesh, ring)
+    if mesh.rank:
+        shutil.rmtree(memory / "checkpoints")
+        (memory / "checkpoints").mkdir()
+    rows = mesh.gather([dataclasses.astuple(each) for each in generations(memory / "checkpoints")])
+    newest, _ = newest_complete([[Generation(*row[:3], tuple(row[3])) for row in stock] for stock in rows])
+    assert newest is not None
+    path = complete(newest.spec, mesh, str(memory))
+    return [newest.step, sorted(file.name for file in path.iterdir()), load(path, mesh).read("w").tolist()]
+
+
+def test_real_ranks_restore_a_lost_node(tmp_path: Path) -> None:
+    expected = [2, sorted(names(0, 1)), [[2.0] * 3, [3.0] * 3]]
+    assert run_ranks(_loses_a_node, 2, str(tmp_path)) == [expected, expected]

@@ -84,6 +84,13 @@ def test_a_node_tells_the_others_of_its_memory_and_of_which_job_it_is(parent: Pa
     assert stock(None) is None and stock(folder) == {"job": "", "generations": []}  # it has been removed
 
 
+def test_a_message_has_spans_of_ranks_not_each_of_thousands() -> None:
+    for ranks in ((), (0,), (0, 1, 2, 5, 7, 8), tuple(range(4096))):
+        assert memory._ranks(memory._spans(ranks), 4096) == ranks
+    assert memory._spans(range(4096)) == [[0, 4095]] and memory._spans((0, 1, 5)) == [[0, 1], [5, 5]]
+    assert memory._ranks([[0, 10**12]], 3) == (0, 1, 2)  # another program's message takes no memory
+
+
 HOLDS = """
 import sys, time
 from pathlib import Path

@@ -160,7 +160,7 @@ def memory(tmp_path: Path) -> Path:
 
 
 def stock(*steps: int, ranks: Sequence[int] = (0, 1), job: str = "this") -> dict[str, Any]:
-    return {"job": job, "generations": [[step, "a" * 32, 2, list(ranks)] for step in steps]}
+    return {"job": job, "generations": [[step, "a" * 32, 2, [[ranks[0], ranks[-1]]]] for step in steps]}
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,7 @@ class Membership:
             if why is not None:
                 self._ended = self._begun_attempt
                 self.inbox.put({"say": "lost", "why": why})
-                memory = (
-                    self._stock()
-                )  # unlike an older one, the newest complete checkpoint stays until ranks meet
+                memory = self._stock()  # its newest complete checkpoint stays until the ranks meet again
             self._over.wait(RETRY_INTERVAL)
 
     def _keep(self, end: socket.socket, memory: Message | None) -> str | None:
