@@ -243,6 +243,28 @@ def test_what_another_attempt_left_in_a_nodes_memory_is_gone_before_the_first_up
     assert steps(folder) == steps_left
 
 
+@pytest.mark.parametrize(("rank", "kept"), [(0, [20, 30]), (1, [10, 20, 30])])
+def test_on_several_nodes_the_first_rank_of_each_removes_old_ones(
+    run: Run, at: At, folder: Path, save: Save, trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
+    rank: int, kept: list[int],
+) -> None:  # fmt: skip
+    """There are never more than two, and the one before stays while the next one is written."""
+    before: list[list[int]] = []
+
+    def written(snapshot: int, folder: Path, mesh: Any, ring: Any) -> Path:
+        before.append(steps(folder))
+        (folder / f"step-{snapshot:08d}").mkdir()
+        return folder / f"step-{snapshot:08d}"
+
+    monkeypatch.setattr(memory_checkpoint.node_copies, "save", written)
+    callback = Config().build(dataclasses.replace(run, mesh=Peers(rank, folder)))  # type: ignore[arg-type]
+    callback.start(at("start", 0))
+    trainer.snapshot = lambda: trainer.step
+    for step in (10, 20, 30):
+        save(callback, step)
+    assert steps(folder) == kept and (rank or before == [[], [10], [20]])
+
+
 def test_a_training_without_a_folder_for_it_is_refused(
     run: Run, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,17 @@ def test_a_torn_copy_is_not_read(nodes: Nodes, damage: Callable[[Path], Any], st
     assert newest is not None and newest.step == 10 and "of step 20" in reason and "rank 0" in reason
 
 
+def test_a_kill_between_the_manifests_of_two_nodes_leaves_the_checkpoint_before(nodes: Nodes) -> None:
+    for step in (10, 20):
+        nodes.save(step)
+    for node in (1, 2):
+        nodes.path(node, 20).rename(nodes.path(node, 20).with_name(".step-00000020.partial-1-ab"))
+    newest, reason = newest_complete(nodes.stocks())
+    assert newest is not None and newest.step == 10 and "of step 20" in reason
+    nodes.complete(newest)
+    check(nodes.path(2, 10))
+
+
 def test_a_checkpoint_whose_checks_found_a_fault_is_none(nodes: Nodes) -> None:
     manifest = node_copies.read_manifest
     nodes.save(10)
