@@ -112,8 +112,8 @@ class MemoryCheckpointCallback(Callback):
         if not self._writes_folder:
             return
         checkpoints.clean(self.folder)
-        # On several nodes the files of another attempt must never complete those of this one.
-        for path in checkpoints.checkpoints(self.folder) if len(self._ring.nodes) > 1 else ():
+        # Files of another attempt must never complete those of this one, nor be newer.
+        for path in checkpoints.checkpoints(self.folder):
             if self._newest is None or path.name != self._newest.name:
                 shutil.rmtree(path, ignore_errors=True)
 

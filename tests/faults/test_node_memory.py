@@ -39,20 +39,21 @@ SAVES = ["callbacks.2.every=100 steps", "callbacks.3.use=memory_checkpoint", "ca
 class Nodes:
     """Nodes of one job, with one rank each."""
 
-    def __init__(self, folder: Path, count: int, *overrides: str):
+    def __init__(self, folder: Path, count: int, *overrides: str, **more: Any):
         self.folder, self.out, self.count, self.overrides = folder, folder / "run", count, overrides
+        self.more = more  # fields of the Job
         self.master, self.mark = f"127.0.0.1:{free_port(61_400)}", f"memory-{os.getpid()}-{time.time_ns()}"
         self.processes = [self.begin(node) for node in range(count)]
 
     def memory(self, node: int) -> Path:
         return self.folder / f"memory-{node}"
 
-    def begin(self, node: int, **more: Any) -> subprocess.Popen[str]:
+    def begin(self, node: int) -> subprocess.Popen[str]:
         self.memory(node).mkdir(exist_ok=True)
         job = {
             "recipe": TENSOR, "entry_point": "train", "ranks": 1, "nodes": self.count, "master": self.master,
             "node_rank": node, "overrides": [*SAVES, *self.overrides], "output_dir": str(self.out), "restarts": 3,
-            **more,
+            **self.more,
         }  # fmt: skip
         variables = {
             "OMP_NUM_THREADS": "1", "PADDLE_DP_SECRET": "hush", MARK: self.mark,
@@ -83,8 +84,8 @@ class Nodes:
     def finish(self) -> list[str]:
         """The screens, when all nodes are done; nothing is left in their memories."""
         ended = finish(self.processes)
-        assert [status for status, _, _ in ended] == [0] * self.count, ended
-        assert not [path for node in range(self.count) for path in self.memory(node).iterdir()]
+        assert {status for status, _, _ in ended} == {0}, ended
+        assert not [*self.folder.glob("memory-*/*")]
         return [complained for _, _, complained in ended]
 
     def different(self, undisturbed: Path) -> int:
@@ -95,8 +96,8 @@ class Nodes:
 def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     started: list[Nodes] = []
 
-    def start(count: int, *overrides: str) -> Nodes:
-        started.append(Nodes(tmp_path, count, *overrides))
+    def start(count: int, *overrides: str, **more: Any) -> Nodes:
+        started.append(Nodes(tmp_path, count, *overrides, **more))
         return started[-1]
 
     yield start
@@ -146,3 +147,17 @@ def test_two_neighbours_that_are_lost_with_their_memories(
         print(screen)
         assert re.search(said, screen, re.M)
     assert not job.different(undisturbed(tmp_path / "alone", 3, *layout))
+
+
+def test_a_node_that_does_not_come_back(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
+    """The other one goes on alone: its memory has all files."""
+    job = nodes(2, "strategy.tensor=1", "watch.rejoin=4 s", least_nodes=1)
+    job.at_step(48)
+    job.lose(1)
+    job.processes.pop()
+    [screen] = job.finish()
+    print(screen)
+    assert re.search(r"^goes on from step (45|50|55) in memory on 1 rank of node 0$", screen, re.M)
+    alone = losses(undisturbed(tmp_path / "alone", 2, "strategy.tensor=1"))
+    steps = losses(job.out)
+    assert steps.keys() == alone.keys() and max(abs(steps[step] - alone[step]) for step in steps) < 1e-5
