@@ -100,7 +100,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "
         "checkpoint/matching.py checkpoint/peft.py assembly/initial.py launch/initial.py adapters/*"
     )),
-    "memory_copies": (620, "checkpoint/node_copies.py launch/memory.py callbacks/memory_checkpoint.py"),
+    "memory_copies": (480, "checkpoint/node_copies.py callbacks/memory_checkpoint.py"),
     "checkpoint": (1900, "checkpoint/*"),
     "guard": (560, (
         "guard/* train/judge.py train/refusals.py train/blame.py"
@@ -133,6 +133,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "plug-ins": (2600, (
         "losses/* metrics/* optimizers/* schedules/* datasets/*"
     )),
+    "job_memory": (145, "launch/memory.py"),
     "launch": (4900, "launch/*"),
     "doctor": (560, "doctor/*"),
     "proof": (3100, "proof/*"),
@@ -141,7 +142,7 @@ ROOMS: dict[str, tuple[int, str]] = {
 # Rooms that the core does without: the family, the outer houses and the extras.
 _OUTSIDE_CORE = """
     strategies/async_average strategies/_rounds strategies/parameter_server strategies/branches strategies/replicas
-    launch doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray
+    launch job_memory doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
 # Of one step the files of these are counted apart: how many there are depends on the recipe.

@@ -83,7 +83,7 @@ class MemoryCheckpointCallback(Callback):
     @cached_property
     def _ring(self) -> Ring:
         """The ranks of each node. The first use is collective: a node is the ranks with one folder."""
-        return Ring.of(self.run.mesh.gather(str(self.folder)))
+        return Ring.from_memories(self.run.mesh.gather(str(self.folder)))
 
     @property
     def _writes_folder(self) -> bool:

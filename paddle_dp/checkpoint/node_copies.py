@@ -54,13 +54,13 @@ class Generation:
     """A checkpoint as one node has it in memory.
 
     `key`: the digest of its manifest, by which files of different checkpoints of one step are never mixed. `ranks`: the
-    number of ranks that saved it; `kept`: those of them whose files are here, byte by byte as they were written.
+    number of ranks that saved it; `intact`: those of them whose files are here, byte by byte as they were written.
     """
 
     step: int
     key: str
     ranks: int
-    kept: tuple[int, ...]
+    intact: tuple[int, ...]
 
     @property
     def spec(self) -> str:
@@ -74,7 +74,7 @@ class Ring:
     nodes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, memories: Sequence[str]) -> Ring:
+    def from_memories(cls, memories: Sequence[str]) -> Ring:
         """Returns the ring of ranks with these folders in memory, in rank order: each node has another one."""
         names = dict.fromkeys(memories)
         return cls(tuple(tuple(r for r, memory in enumerate(memories) if memory == name) for name in names))
@@ -110,12 +110,12 @@ class Ring:
 
 def newest_complete(stocks: Iterable[Iterable[Generation]]) -> tuple[Generation | None, str]:
     """Returns the newest generation of which the nodes' `stocks` have all files; and a sentence if there is none, or if
-    a later one lacks some, else "". `kept` of the result: all ranks."""
-    kept: dict[tuple[int, str, int], set[int]] = {}
+    a later one lacks some, else "". `intact` of the result: all ranks."""
+    intact: dict[tuple[int, str, int], set[int]] = {}
     for generation in (generation for stock in stocks for generation in stock):
-        ranks = kept.setdefault((generation.step, generation.key, generation.ranks), set())
-        ranks.update(generation.kept)
-    missing = {row: sorted(set(range(row[2])) - ranks) for row, ranks in kept.items()}
+        ranks = intact.setdefault((generation.step, generation.key, generation.ranks), set())
+        ranks.update(generation.intact)
+    missing = {row: sorted(set(range(row[2])) - ranks) for row, ranks in intact.items()}
     newest = max((row for row, ranks in missing.items() if not ranks), default=None)
     missing = {
         row: ranks for row, ranks in missing.items() if ranks and (newest is None or row[0] > newest[0])
@@ -139,8 +139,8 @@ def generations(folder: Path) -> list[Generation]:
         with suppress(UnusableError, OSError):
             manifest, names = read_manifest(path), set(_good_files(path))
             if STATE in names and manifest.checks is not None and manifest.checks.fault is None:
-                kept = (r for r in range(manifest.ranks) if {index_name(r), tensors_name(r)} <= names)
-                rows.append(Generation(step_of(path), _key(path), manifest.ranks, tuple(kept)))
+                intact = (r for r in range(manifest.ranks) if {index_name(r), tensors_name(r)} <= names)
+                rows.append(Generation(step_of(path), _key(path), manifest.ranks, tuple(intact)))
     return rows
 
 
@@ -187,7 +187,11 @@ def complete(spec: str, mesh: Mesh, memory: str) -> Path:
     match, memories = SPEC.fullmatch(spec), mesh.gather(memory)
     if match is None or not all(memories):
         raise CheckpointError(f"{spec} is no checkpoint in the memory of this job's nodes.")
-    ring, final, key = Ring.of(memories), Path(memory, "checkpoints", step_name(int(match[1]))), match[2]
+    ring, final, key = (
+        Ring.from_memories(memories),
+        Path(memory, "checkpoints", step_name(int(match[1]))),
+        match[2],
+    )
     is_first = mesh.rank == ring.first(mesh.rank)
     local_names = [MANIFEST, *_good_files(final)] if is_first and _key(final) == key else []
     names = mesh.gather(local_names)

@@ -73,7 +73,7 @@ def stock(memory: Path | None) -> dict[str, Any] | None:
         return None
     from paddle_dp.checkpoint.node_copies import generations  # imports NumPy, which few jobs need here
 
-    rows = [[g.step, g.key, g.ranks, _spans(g.kept)] for g in generations(memory / "checkpoints")]
+    rows = [[g.step, g.key, g.ranks, _spans(g.intact)] for g in generations(memory / "checkpoints")]
     return {"job": _job(memory), "generations": rows}
 
 

@@ -38,13 +38,13 @@ RING = Ring(((0, 1), (2, 3), (4, 5)))
 
 
 def test_a_node_is_the_ranks_with_one_folder_and_the_next_node_keeps_its_copies() -> None:
-    assert Ring.of(["x", "x", "y", "y", "z", "z"]) == RING
+    assert Ring.from_memories(["x", "x", "y", "y", "z", "z"]) == RING
     assert [RING.keeper(rank) for rank in range(6)] == [2, 3, 4, 5, 0, 1]
     assert [RING.sources(rank) for rank in range(6)] == [[4], [5], [0], [1], [2], [3]]
     assert [RING.first(rank) for rank in range(6)] == [0, 0, 2, 2, 4, 4]
-    uneven = Ring.of(["x", "x", "x", "y"])
+    uneven = Ring.from_memories(["x", "x", "x", "y"])
     assert [uneven.keeper(rank) for rank in range(4)] == [3, 3, 3, 0] and uneven.sources(3) == [0, 1, 2]
-    assert Ring.of(["x", "y", "x"]).nodes == ((0, 2), (1,))
+    assert Ring.from_memories(["x", "y", "x"]).nodes == ((0, 2), (1,))
 
 
 def test_the_room_of_a_node_is_two_generations_of_which_a_restart_completes_one() -> None:
@@ -164,7 +164,7 @@ def test_each_node_has_its_files_and_the_node_before_its(nodes: Nodes) -> None:
         names(4, 5, 0, 1), names(0, 1, 2, 3), names(2, 3, 4, 5),
     ]  # fmt: skip
     assert len({(nodes.path(node, 10) / MANIFEST).read_bytes() for node in range(3)}) == 1
-    assert [[g.kept for g in stock] for stock in nodes.stocks()] == [
+    assert [[g.intact for g in stock] for stock in nodes.stocks()] == [
         [(0, 1, 4, 5)],
         [(0, 1, 2, 3)],
         [(2, 3, 4, 5)],
@@ -314,7 +314,7 @@ def _loses_a_node(folder: str) -> list[Any]:
     mesh = join()
     memory = Path(folder, f"memory-{mesh.rank}")
     (memory / "checkpoints").mkdir(parents=True)
-    ring = Ring.of(mesh.gather(str(memory)))
+    ring = Ring.from_memories(mesh.gather(str(memory)))
     for step in (1, 2):
         tensors = {
             "w": TensorShard("w", (2, 3), (mesh.rank, 0), np.full((1, 3), step + mesh.rank, np.float32))
