@@ -1,4 +1,4 @@
-"""Keeps the last two checkpoints in memory, with copies in the next node's on several: a restart repeats few steps."""
+"""Keeps the last two checkpoints in memory, on several nodes also in the next node's: a restart repeats few steps."""
 
 from __future__ import annotations
 
