@@ -1,11 +1,16 @@
-"""The input of one update: a batch, cut into micro-batches, with the numbers that make its gradients exact."""
+"""The input of one update: a batch, cut into micro-batches, with the numbers that make its gradients exact.
+
+Its inputs may be more than one tensor: nested dicts and tuples, with which a model is called by name or in order.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.structure import leaves
+from paddle_dp.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +58,123 @@ class Batch:
     epoch: int
     waited: float = 0.0
     seed: int = 0
+
+
+# Inputs of more than one tensor ---------------------------------------------------------------------------------------
+# Nested dicts and tuples with arrays or tensors as their leaves. Lists count as tuples. Dict entries are ordered by
+# key, so samples with the same keys have the same structure.
+
+Structure = Any
+"""None for a leaf, {key: Structure} for a dict, [Structure, …] for a tuple: JSON."""
+
+
+def structure_of(value: Any) -> Structure:
+    """The shape of the nesting, without the leaves."""
+    if isinstance(value, dict):
+        return {key: structure_of(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [structure_of(each) for each in value]
+    return None
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves in the order of the structure; [value] for a leaf."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value)]
+    elif not isinstance(value, (tuple, list)):
+        return [value]
+    return [
+        leaf
+        for each in value
+        for leaf in (leaves(each) if isinstance(each, (dict, tuple, list)) else (each,))
+    ]
+
+
+def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf): "image", "text.ids", "pair[0]"; a single leaf is ""."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from named_leaves(value[key], f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (tuple, list)):
+        for index, each in enumerate(value):
+            yield from named_leaves(each, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def unflatten(structure: Structure, flat: list[Any]) -> Any:
+    """The inverse of `leaves`: rebuilds the structure, as dicts and tuples."""
+    rest = iter(flat)
+
+    def build(node: Structure) -> Any:
+        if isinstance(node, dict):
+            return {key: build(each) for key, each in node.items()}
+        if isinstance(node, list):
+            return tuple(build(each) for each in node)
+        return next(rest)
+
+    return build(structure)
+
+
+def mapped(function: Callable[..., Any], *values: Any) -> Any:
+    """Applies `function` to the corresponding leaves of values with one structure; returns that structure."""
+    if not isinstance(values[0], (dict, tuple, list)):
+        return function(*values)
+    results = [function(*values_of_leaf) for values_of_leaf in zip(*map(leaves, values), strict=True)]
+    return unflatten(structure_of(values[0]), results)
+
+
+def call(function: Callable[..., Any], inputs: Any, origin: Callable[..., Any] | None = None) -> Any:
+    """Calls the function with inputs as its parameters, or the parameters of `origin`, take them (see `arguments`)."""
+    positional, named = arguments(origin or function, inputs)
+    return function(*positional, **named)
+
+
+def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments (positional, by name) of a function that takes inputs: `function(**inputs)` for a dict,
+    `function(*inputs)` for a tuple, and `function(inputs)` for a tensor.
+
+    A function of one parameter gets a tuple as it is, and a dict, too, unless its keys are the function's parameters.
+    Raises UsageError for inputs that do not fit the parameters.
+    """
+    if isinstance(inputs, dict):
+        names, takes_any = _parameters(function)
+        is_single = not takes_any and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
+        if is_single:
+            return (inputs,), {}
+        _check_keys(inputs, names, takes_any)
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        names, takes_any = _parameters(function)
+        if len(names) == 1 and not takes_any:
+            return (tuple(inputs),), {}
+        if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not takes_any):
+            raise UsageError(
+                f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
+                "this order, or a dict with their names."
+            )
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], takes_any: bool) -> None:
+    missing = [name for name, needed in names.items() if needed and name not in inputs]
+    unknown = [] if takes_any else [name for name in inputs if name not in names]
+    if not missing and not unknown:
+        return
+    wrong = [f"there is no '{name}'" for name in missing] + [f"'{name}' is no parameter" for name in unknown]
+    raise UsageError(
+        f"forward takes {', '.join(names)}, and the data set's inputs are {', '.join(sorted(inputs))}: "
+        f"{', '.join(wrong)}. Rename one to match the other."
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """({name: whether it has no default}, whether the function may take further arguments)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}, True
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in open_ended}
+    return named, len(named) < len(parameters)

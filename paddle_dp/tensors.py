@@ -31,6 +31,22 @@ def bytes_of(tensor: paddle.Tensor) -> Array:
     return np.frombuffer(memoryview(memory), np.uint8)
 
 
+def on_host(array: Array) -> paddle.Tensor:
+    """Copies `array` to a tensor in host memory, independent of Paddle's device.
+
+    `paddle.to_tensor` does the same after checking its argument's type, which takes as long as the copy of a small
+    array.
+    """
+    import paddle
+
+    device = paddle.CPUPlace()
+    return (
+        paddle.Tensor(array, place=device)
+        if type(array) is np.ndarray
+        else paddle.to_tensor(array, place=device)
+    )
+
+
 def holds_nan(numbers: paddle.Tensor) -> bool:
     """True if a CPU tensor of floats holds a NaN; False on accelerators, which it would wait for. It takes 4 µs."""
     if not numbers.place.is_cpu_place():

@@ -20,11 +20,11 @@ LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
     "errors": 0, "units": 0, "unpickle": 0, "text": 0, "scores": 0, "tensors": 0, "files": 0, "adjoint": 0,
     "kernel_kills": 0,
-    "structure": 0.5,
+    "batch": 0.5,
     "part": 1, "mesh.degrees": 1, "mesh.engine": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1,
     "mesh.doors": 1, "mesh.secret": 1, "mesh.tape": 1, "mesh.traffic": 1, "mesh.transport": 1,
     "recipe": 1.5, "plan": 1.5, "gloo": 1.5,  # a recipe is made of parts, a plan of degrees
-    "batch": 2, "mesh": 2, "coming_from": 2, "cluster": 2, "report": 2,
+    "mesh": 2, "coming_from": 2, "cluster": 2, "report": 2,
     # Describing objects is below what is learned, comparing trainings above it.
     "identity.walk": 2, "identity.attributes": 2.5,
     "data": 3, "checkpoint": 3, "core": 3,

@@ -113,7 +113,7 @@ def excuses(excuse: tuple[str, str, str], row: Declared) -> bool:
 
 
 def package_of(file: str) -> str:
-    """`exchange/push.py` → `exchange`, `errors.py` → `ground`."""
+    """`exchange/choose.py` → `exchange`, `errors.py` → `ground`."""
     folders = Path(file).parent.as_posix().split("/")
     return "/".join(folders[: 2 if folders[0] in ("parallel", "strategies") else 1]).replace(".", "ground")
 

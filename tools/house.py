@@ -66,13 +66,13 @@ HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the fi
 # elsewhere, too. The first room that claims a file has it.
 ROOMS: dict[str, tuple[int, str]] = {
     "ground": (1000, (
-        "__init__.py __main__.py errors.py units.py scores.py structure.py batch.py version.py unpickle.py text.py "
+        "__init__.py __main__.py errors.py units.py scores.py batch.py version.py unpickle.py text.py "
         "digests.py tensors.py files.py adjoint.py kernel_kills.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
     "coming_from": (2450, "coming_from/*"),
     "mesh": (870, (
-        "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py mesh/seed.py "
+        "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py "
         "mesh/engine.py"
     )),
     "host_comm": (750, "host_comm/* mesh/*"),

@@ -16,6 +16,7 @@ import paddle
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly import trial
 from paddle_dp.assembly.initial import initial_weights, other_settings
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.certificate.certificate import CertificateWriter, with_proof
 from paddle_dp.checkpoint import node_copies
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
@@ -32,10 +33,9 @@ from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.environment import MEMORY
-from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Load, LoaderSettings, write_recipe
-from paddle_dp.structure import leaves, mapped
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import progress_of

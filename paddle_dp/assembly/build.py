@@ -13,8 +13,7 @@ from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec, begin, find
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.parameter_groups import base_of, group
-from paddle_dp.core.turn_optimizers import make_optimizer_of
-from paddle_dp.core.turns import loss_of_recipe
+from paddle_dp.core.turns import loss_of_recipe, make_optimizer_of
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.learner import Learner, Task

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.batch import Structure, leaves, named_leaves, structure_of
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_sample
 from paddle_dp.errors import UsageError
-from paddle_dp.structure import Structure, leaves, named_leaves, structure_of
 
 FILE = "inputs.json"  # its name in a run's folder
 SAMPLES = 8  # samples that are examined if their shapes may vary

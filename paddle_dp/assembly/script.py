@@ -15,8 +15,7 @@ from pydantic import TypeAdapter
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
 from paddle_dp.core.parameter_groups import base_of, group
-from paddle_dp.core.turn_optimizers import MakeTurnOptimizers
-from paddle_dp.core.turns import make_turns
+from paddle_dp.core.turns import MakeTurnOptimizers, make_turns
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset

@@ -17,22 +17,22 @@ from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
-from paddle_dp.train.callback import Callback
+from paddle_dp.train.callback import Callback, Progress
 from paddle_dp.train.measurements import Measurements
-from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import RoundDriver
 from paddle_dp.train.run import Run
-from paddle_dp.train.step_hooks import (
+from paddle_dp.train.steps import (
     CallbackHook,
     GuardHook,
     PlateauHook,
     ProgressHook,
     SpeedHook,
+    StepDriver,
+    StepHook,
     StopHook,
     WeightsHook,
 )
-from paddle_dp.train.steps import StepDriver, StepHook
 from paddle_dp.train.stopping import LOST_FOLDER, RunFolder, StopRequests, end_interrupted, lost
 from paddle_dp.train.training_state import TrainingState
 from paddle_dp.units import Every, Length
@@ -167,13 +167,14 @@ class Trainer(TrainingState):
         if self.learner.worker is not None:
             return RoundDriver(self, self.learner.worker, requests, self.check_every)
         hooks: list[StepHook] = [
-            GuardHook(self, self._refusals),
             ProgressHook(self),
             SpeedHook(self),
             CallbackHook(self, self._refusals, self.measurements.slowest_numbers),
             StopHook(self, requests),
             *self.measurements.hooks(),
         ]
+        if self.judge.judges or self.judge.left_out:  # a resumed run may skip batches that it has refused
+            hooks.append(GuardHook(self, self._refusals))
         if self.check_every is not None:
             hooks.append(WeightsHook(self, self.check_every))
         if self.plateau is not None:

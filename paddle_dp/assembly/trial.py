@@ -24,7 +24,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import errors
-from paddle_dp.batch import MicroBatch
+from paddle_dp.batch import MicroBatch, mapped
 from paddle_dp.checks.samplewise import Findings, findings
 from paddle_dp.core.memory_error import memory_error
 from paddle_dp.core.trial import Result
@@ -32,7 +32,6 @@ from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.learner import Task
 from paddle_dp.mesh.heartbeat import STARTED
-from paddle_dp.structure import mapped
 
 SECONDS = 60.0  # for the whole trial
 RECORD = "trial.json"  # in an attempt's folder

@@ -30,15 +30,14 @@ from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
 from paddle_dp.exchange.roundings import is_narrower, reduce_dtype_of, roundings
 from paddle_dp.identity.walk import is_library
-from paddle_dp.learner.update import UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import GRADIENT_AXES, REPLICA_AXES, SAMPLE_AXES
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.messages import Push
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.tensors import as_dtype, dtype_of, nbytes
 
 # Handles parameters without a gradient on some ranks, such as experts that a gate did not choose for their samples ----

@@ -15,12 +15,12 @@ import paddle
 from paddle import nn
 
 from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS
+from paddle_dp.batch import call
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.part.annotation import cut_entries
-from paddle_dp.structure import call
 
 # Relative to the largest output: above rounding in another order, below the effect of a misplaced head.
 TOLERANCE = {paddle.float64: 1e-9}

@@ -16,8 +16,7 @@ from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.tape import ExchangeTrace
+from paddle_dp.mesh.heartbeat import ExchangeTrace, heartbeat
 from paddle_dp.train import Callback, Moment, Run
 
 COLOURS = {

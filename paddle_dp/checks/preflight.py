@@ -22,8 +22,7 @@ from paddle_dp.core.optimizer import (
     check_ungrouped,
     take_clips,
 )
-from paddle_dp.core.turn_optimizers import make_optimizer_of
-from paddle_dp.core.turns import loss_of_recipe
+from paddle_dp.core.turns import loss_of_recipe, make_optimizer_of
 from paddle_dp.errors import UsageError
 from paddle_dp.model.compiled import check_compiles
 from paddle_dp.model.recompute import check_recompute

@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
-from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.batch import Batch, MicroBatch, leaves, structure_of, unflatten
 from paddle_dp.core import first_not_finite
 from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.buffers import bits_of, from_bits
@@ -22,7 +22,6 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.core.trial import buffers_before, trial
 from paddle_dp.exchange.gradient_exchange import NOTHING
 from paddle_dp.model.compiled import layer_by_layer
-from paddle_dp.structure import leaves, structure_of, unflatten
 from paddle_dp.tensors import dtype_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
@@ -41,7 +41,6 @@ from paddle_dp.learner.task import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import plain_forward
 from paddle_dp.model.initial_weights import draw, is_lendable, trial_weights
-from paddle_dp.structure import call, leaves
 
 Total = tuple[float, Sketches]  # a loss, and its gradients
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials

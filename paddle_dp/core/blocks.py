@@ -22,11 +22,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import call
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.trial import TrialRunner, here, random_state, trial
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import block_table_of, matching
-from paddle_dp.structure import call
 
 # Relative to the largest output. On a CPU the same operations in the same order give the same bits.
 TOLERANCE = 1e-5

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import leaves
 from paddle_dp.errors import LossError, TargetError, UsageError
-from paddle_dp.structure import leaves
 from paddle_dp.tensors import has_counted_nan, holds_nan
 
 if TYPE_CHECKING:

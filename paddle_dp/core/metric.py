@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.batch import Batch, MicroBatch, leaves, mapped, structure_of, unflatten
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 MAX_BYTES = 1 << 30  # of outputs and targets of all held-out samples; every rank holds them some times over
 # Names of first arguments, in lower case, by which a function takes its arguments in the order of scikit-learn.

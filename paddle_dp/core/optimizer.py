@@ -14,7 +14,7 @@ from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimize
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from paddle_dp.core.turn_optimizers import TurnOptimizers
+from paddle_dp.core.turns import TurnOptimizers
 from paddle_dp.core.updates.adafactor import Adafactor
 from paddle_dp.core.updates.lars import Lars
 from paddle_dp.core.updates.lion import Lion

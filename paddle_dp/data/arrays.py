@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.batch import leaves, mapped, named_leaves
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, mapped, named_leaves
 
 Array = np.ndarray[Any, Any]
 Arrays = Any

@@ -13,10 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.data.arrays import Pair, describe, pair_of
 from paddle_dp.data.randomness import seed_sample
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, mapped
 
 CollateFn = Callable[[list[Any]], Any]
 NEIGHBOUR_DEPENDENCE = "the result of collate_fn for a sample depends on the other samples"

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from paddle_dp.batch import leaves
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.collate import neighbour_dependence
 from paddle_dp.data.randomness import restoring_globals
@@ -26,7 +27,6 @@ from paddle_dp.data.sampler import EpochOrders, Ordered
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError, UsageError
-from paddle_dp.structure import leaves
 
 COLLATING = "collating"
 ORDER = "order of epoch 0"

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.batch import Batch, MicroBatch, mapped
 from paddle_dp.data.mix import Mixing
 from paddle_dp.data.sample import BatchShare, BatchSource, Dataset, InProcess
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.scatter import ReadByMain, Received, Scatterer
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker_pool import GlobalBatches, Prefetched
-from paddle_dp.mesh.copies import copies_to, is_cpu, on_host, prefetch
+from paddle_dp.mesh.copies import copies_to, is_cpu, prefetch
 from paddle_dp.mesh.device import current_device
-from paddle_dp.structure import mapped
+from paddle_dp.tensors import on_host
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh

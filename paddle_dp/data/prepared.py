@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.batch import named_leaves, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
 from paddle_dp.data.sample import OfSeedAndEpoch
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import LoaderSettings, Pad
-from paddle_dp.structure import named_leaves, structure_of, unflatten
 
 Pads = Mapping[str, Pad]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of
 from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import restoring_globals, seed_sample
@@ -15,7 +16,6 @@ from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.structure import leaves, mapped
 from paddle_dp.text import few
 
 

@@ -2,7 +2,7 @@
 
     order of an epoch         a permutation that depends on seed and epoch only, or the data set's `epoch_order`
     global batch k            the k-th run of `batch` samples of that order, on any number of ranks; of fewer samples in
-                              the first updates under a ramp (data/ramp.py)
+                              the first updates under a ramp (`RampedEpochs`)
     micro-batch j of it       the j-th of `micro_batches` consecutive slices, on any number of ranks
     a data rank's slice       dp_rank's slice of that micro-batch; sizes differ by one sample at most, may be 0
 
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from paddle_dp.data.ramp import RampedEpochs, ramped_epochs
 from paddle_dp.errors import DataError
 from paddle_dp.units import Length
 
@@ -135,7 +134,7 @@ class Sampler:
     epoch_orders: EpochOrders | None = None
     """The order of each epoch under `shuffle`, of a data set that states it; else a permutation."""
     ramp: BatchRamp | None = None
-    """Global batches of the first updates are smaller (data/ramp.py)."""
+    """Global batches of the first updates are smaller (`RampedEpochs`)."""
 
     def __post_init__(self) -> None:
         counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
@@ -290,3 +289,53 @@ class Sampler:
             orders.refuse_random(settings.get("seed", 0))
             samples = len(orders(settings.get("seed", 0), 0))
         return cls.for_mesh(len(dataset) if samples is None else samples, batch, mesh, **settings)
+
+
+class RampedEpochs:
+    """The epochs of `samples` samples in which global batches are not of `batch` samples yet (train.batch_ramp).
+
+    Update u of a training takes min(batch, start + increment · (u // every)) samples (Megatron's
+    `--rampup-batch-size`, by updates). An epoch is cut into global batches from its first sample on, the last one
+    short, as without a ramp; so where batch k of an epoch begins follows from the sizes of all updates before it, which
+    are numbers of the recipe. Nothing is remembered: a sampler computes the same cuts on any number of ranks, and after
+    a resume. From the first epoch that begins with full batches on, all epochs are alike.
+    """
+
+    def __init__(self, samples: int, batch: int, ramp: BatchRamp, drop_last: bool):
+        self._samples, self._batch, self._ramp, self._drop_last = samples, batch, ramp, drop_last
+        self._bounds: list[NDArray[np.int64]] = []
+        self._updates = [0]  # before each epoch
+
+    def bounds(self, epoch: int) -> NDArray[np.int64] | None:
+        """Where the global batches of an epoch begin and the last one ends, int64 [batches + 1], in samples; None if
+        the epoch begins with full batches."""
+        while len(self._bounds) <= epoch:
+            if self._ramp.size(self._updates[-1], self._batch) == self._batch:
+                return None
+            self._bounds.append(self._next())
+            self._updates.append(self._updates[-1] + len(self._bounds[-1]) - 1)
+        return self._bounds[epoch]
+
+    def epoch_of(self, update: int) -> tuple[int, int]:
+        """The epoch of an update, counted from 0, and the updates before that epoch; an update after the ramp's epochs
+        is counted into the first epoch that follows them."""
+        epoch = 0
+        while self.bounds(epoch) is not None and self._updates[epoch + 1] <= update:
+            epoch += 1
+        return epoch, self._updates[epoch]
+
+    def _next(self) -> NDArray[np.int64]:
+        most = -(-self._samples // self._ramp.start)  # batches of an epoch
+        sizes = [self._ramp.size(self._updates[-1] + number, self._batch) for number in range(most)]
+        ends = np.cumsum(sizes)
+        count = int(np.searchsorted(ends, self._samples, side="right"))  # full batches
+        bounds = [0, *ends[:count].tolist()]
+        if bounds[-1] < self._samples and not self._drop_last:
+            bounds.append(self._samples)
+        return np.array(bounds, dtype=np.int64)
+
+
+@lru_cache(maxsize=8)
+def ramped_epochs(samples: int, batch: int, ramp: BatchRamp, drop_last: bool) -> RampedEpochs:
+    """The same object for the same numbers, which has computed them once."""
+    return RampedEpochs(samples, batch, ramp, drop_last)

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.batch import leaves, mapped, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, rows_of
 from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays, class_names
 from paddle_dp.data.sampler import Indices, Ordered, Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
-from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 Delivered = Callable[[Indices], None]
 """A callback that gets the indices of the samples this rank has received, batch by batch, dummies included."""

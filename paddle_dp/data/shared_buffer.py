@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paddle_dp.batch import Structure, leaves, mapped, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, Pair, describe
-from paddle_dp.structure import Structure, leaves, mapped, structure_of, unflatten
 
 _ALIGNED = 64
 

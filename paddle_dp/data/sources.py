@@ -10,11 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.batch import leaves
 from paddle_dp.data.arrays import Arrays, Pair, describe
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_seeded
 from paddle_dp.errors import UsageError
-from paddle_dp.structure import leaves
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
+from paddle_dp.batch import leaves, structure_of, unflatten
 from paddle_dp.data.arrays import Pair, rows_of
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import (
@@ -44,7 +45,6 @@ from paddle_dp.data.worker import (
     WorkerMain,
 )
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, structure_of, unflatten
 
 Job = TypeVar("Job")
 

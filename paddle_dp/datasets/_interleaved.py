@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paddle_dp.batch import leaves, mapped, structure_of
 from paddle_dp.datasets._arrays import Array, permutation
 from paddle_dp.errors import DataError, UsageError
-from paddle_dp.structure import leaves, mapped, structure_of
 
 MOST_DRAWS = 2**30  # samples of an epoch; their order takes 8 bytes each in every rank
 # Attributes of text data sets, which checks and `generate` read.

@@ -23,7 +23,7 @@ from paddle_dp.exchange.residuals import Residuals, wide
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.tensors import LARGEST_HALF, as_dtype, dtype_of, nbytes
 
 

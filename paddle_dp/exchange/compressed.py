@@ -12,10 +12,9 @@ import numpy as np
 import paddle
 
 from paddle_dp.core.consistency import digests
-from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.loss import Count, number
 from paddle_dp.errors import DivergenceError
-from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
 from paddle_dp.exchange.residuals import (
     Residuals,
     factors_of,

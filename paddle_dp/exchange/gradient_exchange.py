@@ -9,14 +9,14 @@ order, in each update:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import paddle
 
-from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.loss import Count
 
 NOTHING = nullcontext()
@@ -128,3 +128,30 @@ class GradReadyHooks:
             expected = self._expected.get(index, 0)
             if count >= expected:
                 self._ready(index, count == expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraState:
+    """Tensors that a checkpoint holds in addition to model and optimizer, so that a resume is bit-equal, by name:
+    `shared`, the same on all ranks, and this rank's `local`."""
+
+    shared: Mapping[str, paddle.Tensor] = field(default_factory=dict)
+    local: Mapping[str, paddle.Tensor] = field(default_factory=dict)
+
+
+class SavedExtraState(Protocol):
+    """An ExtraState in a checkpoint. `local` is empty if another number of ranks has saved it."""
+
+    @property
+    def shared(self) -> Collection[str]: ...
+
+    @property
+    def local(self) -> Collection[str]: ...
+
+    def shared_into(self, name: str, tensor: paddle.Tensor) -> None:
+        """Writes a shared tensor into `tensor`, of the same shape."""
+
+    def local_into(self, name: str, tensor: paddle.Tensor) -> None: ...
+
+    def sum_into(self, name: str, tensor: paddle.Tensor) -> bool:
+        """Writes the sum of all ranks' local tensors, for any number of ranks; False if there is none."""

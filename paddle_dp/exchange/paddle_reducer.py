@@ -16,7 +16,7 @@ from paddle_dp.exchange.buckets import called
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.tensors import nbytes
 
 # Records on a timeline when the buckets of paddle.DataParallel's reducer are full; the C++ reducer reports nothing ----

@@ -14,10 +14,10 @@ import paddle
 
 from paddle_dp.core.loss import Count
 from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
-from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.messages import Push
 from paddle_dp.tensors import (
     Array,
     bytes_from,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import paddle
 
-from paddle_dp.core.extra_state import SavedExtraState
+from paddle_dp.exchange.gradient_exchange import SavedExtraState
 
 Tensors = dict[str, paddle.Tensor]
 

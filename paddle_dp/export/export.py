@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.assembly.build import dataset, learner_of, load_trained
+from paddle_dp.batch import mapped
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.data.randomness import restoring_globals
@@ -20,7 +21,6 @@ from paddle_dp.export.program import Parity
 from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
-from paddle_dp.structure import mapped
 
 SAMPLES = 8
 # Relative to the largest output. The program runs Paddle's kernels and is usually bit-identical; ONNX runs others.

@@ -14,9 +14,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from paddle_dp.batch import leaves
 from paddle_dp.errors import ExportError
 from paddle_dp.export import program
-from paddle_dp.structure import leaves
 
 OPSET = 17  # the first with LayerNormalization as one operator; onnxruntime reads it since 1.12
 FILE = "model.onnx"

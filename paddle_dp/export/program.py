@@ -11,9 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.errors import ExportError
-from paddle_dp.model.compiled import layer_by_layer, plain_forward
-from paddle_dp.structure import (
+from paddle_dp.batch import (
     Structure,
     arguments,
     call,
@@ -23,6 +21,8 @@ from paddle_dp.structure import (
     structure_of,
     unflatten,
 )
+from paddle_dp.errors import ExportError
+from paddle_dp.model.compiled import layer_by_layer, plain_forward
 
 Array = np.ndarray[Any, Any]
 Inputs = Any

@@ -13,8 +13,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
-from paddle_dp.mesh.traffic import traffic
-from paddle_dp.mesh.transport import around, observers
+from paddle_dp.mesh.transport import around, observers, traffic
 from paddle_dp.tensors import dtype_of, nbytes
 
 SAVED = (

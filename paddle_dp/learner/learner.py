@@ -16,7 +16,6 @@ from paddle_dp.core import gradients
 from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import check_gradients, check_sound
-from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
@@ -25,10 +24,10 @@ from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.trial import buffers_before
 from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
-from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
 from paddle_dp.learner.learner_checks import LearnerCheck, UnsavedState, overriding
 from paddle_dp.learner.runner import BatchRunner, Sums, totals
-from paddle_dp.learner.weights import States, WeightSync
+from paddle_dp.learner.update import States, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 

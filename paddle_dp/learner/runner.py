@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.batch import Batch, MicroBatch, call
 from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.dropout import Draws, number_elements
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.model.compiled import plain_forward
-from paddle_dp.structure import call
 
 if TYPE_CHECKING:
     from paddle_dp.learner.timeline import PipelineRecorder

@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import mapped
 from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.gathered_samples import GatheredSamples
@@ -41,15 +42,12 @@ from paddle_dp.learner.learner_checks import (
     UnusedCheck,
 )
 from paddle_dp.learner.runner import BatchRunner, Dropout
-from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.device import moved, on
-from paddle_dp.model.bias_on_cpu import quick_biases
 from paddle_dp.model.compiled import compiled
-from paddle_dp.model.convolution_on_cpu import quick_convolutions
+from paddle_dp.model.quick_layers import quick_biases, quick_convolutions
 from paddle_dp.recipe import Precision
-from paddle_dp.structure import mapped
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
 

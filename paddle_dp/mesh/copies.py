@@ -14,6 +14,8 @@ from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paddle_dp.tensors import on_host
+
 if TYPE_CHECKING:
     import numpy as np
     import paddle
@@ -93,23 +95,6 @@ class ToHost:
         with paddle.device.stream_guard(self._stream):
             copy = tensor.to(self._host, blocking=False)
             return Arriving(copy, _record(), tensor)
-
-
-def on_host(array: Array) -> paddle.Tensor:
-    """Copies `array` to a tensor in host memory, independent of Paddle's device.
-
-    `paddle.to_tensor` does the same after checking its argument's type, which takes as long as the copy of a small
-    array.
-    """
-    import numpy as np
-    import paddle
-
-    device = paddle.CPUPlace()
-    return (
-        paddle.Tensor(array, place=device)
-        if type(array) is np.ndarray
-        else paddle.to_tensor(array, place=device)
-    )
 
 
 def is_cpu(device: Any) -> bool:

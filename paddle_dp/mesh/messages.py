@@ -1,4 +1,4 @@
-"""Messages between hosts of ranks, without their devices.
+"""Messages between hosts of ranks, without their devices: gathered from all ranks, or pushed from one to another.
 
 A number from a device arrives only after all work queued before it, and the host waits. Hosts exchange their numbers
 over sockets instead: they wait for each other, but not for a device.
@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh import late_ranks, transport
+from paddle_dp.tensors import Array, bytes_of
+
+if TYPE_CHECKING:
+    import paddle
 
 LENGTH = struct.Struct("<Q")
 LOST = 2**64 - 1  # replaces the length of a lost rank
@@ -105,3 +113,63 @@ def _unpack(packed: bytearray) -> Iterator[bytes | None]:
         (length,) = LENGTH.unpack_from(packed, at)
         at += LENGTH.size + (length if length != LOST else 0)
         yield bytes(packed[at - length : at]) if length != LOST else None
+
+
+# Pushed tensors -------------------------------------------------------------------------------------------------------
+# Numbered tensors travel from rank to rank: gradients (exchange/pushed_gradients.py), and new parameter values from
+# each owner to all other ranks. A send never waits, a receive does.
+
+NUMBER = struct.Struct("<q")
+END = -1  # in place of a number: the sender has ended this round
+
+
+class Push:
+    """Numbered tensors on the CPU, exchanged among the global `ranks`; `rank` is this one.
+
+    Tensors from one rank to another on one `channel` (of `CHANNELS`) arrive in order. A push leaves at
+    once, also during a backward, and travels while the rank computes. gloo's collectives make all ranks wait for each
+    other, also the asynchronous ones (3.3.1).
+    """
+
+    def __init__(self, channel: str, ranks: Sequence[int], rank: int):
+        self.id, self.ranks, self.rank = CHANNELS[channel], list(ranks), rank
+        self.peers = [other for other in self.ranks if other != rank]
+        self._channel = channel
+
+    def send_all(self, number: int, tensor: paddle.Tensor) -> None:
+        """Sends a copy to all others, now or in a thread: the tensor may be changed immediately."""
+        data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
+        for to in self.peers:
+            self.send_bytes(to, number, data)
+
+    def send_bytes(self, to: int, number: int, data: Array) -> None:
+        """Sends bytes, which must not change before the other rank has them."""
+        transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(number)), data.data)
+
+    def end(self, to: int) -> None:
+        """Marks the end of this round for a rank."""
+        transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(END)))
+
+    def receive(self, source: int) -> tuple[int, memoryview] | None:
+        """The next tensor from a rank: its number and its bytes, which the caller may keep; None at the end of a round.
+
+        Raises LostPeerError if the rank is gone or sends nothing for `Patience.seconds`.
+        """
+        data = transport.endpoint().receive(self.id, source)
+        (number,) = NUMBER.unpack_from(data)
+        return None if number == END else (number, memoryview(data)[NUMBER.size :])
+
+    def arrived(self, source: int) -> bool:
+        """Whether `receive` would return at once."""
+        return transport.endpoint().arrived(self.id, source)
+
+    @staticmethod
+    def into(tensor: paddle.Tensor, data: memoryview) -> None:
+        """Writes received bytes into a tensor of the same shape and dtype."""
+        bytes_of(tensor)[:] = np.frombuffer(data, np.uint8)
+
+    @contextmanager
+    def waiting(self, activity: str) -> Iterator[None]:
+        """Wraps receives that all ranks reach together: makes the wait visible to observers and names late ranks."""
+        with transport.around(self), late_ranks.waiting(self._channel, self.ranks, activity):
+            yield

@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import LostPeerError
@@ -523,3 +524,31 @@ def endpoint() -> Endpoint:
 
         open_endpoint(core.create_or_get_global_tcp_store())
     return _endpoint[0]
+
+
+# Sent bytes -----------------------------------------------------------------------------------------------------------
+# Counts the bytes that this process has sent: exactly for this package's sockets, else by arithmetic.
+
+
+@dataclass
+class Traffic:
+    """Bytes sent since the process began. `collectives`: bytes of Paddle's process groups, computed for a ring, which
+    sends the fewest (docs/exchange.md)."""
+
+    collectives: float = 0.0
+
+    def all_reduced(self, size: float, ranks: int) -> None:
+        """Adds a sum of `size` bytes over `ranks` ranks."""
+        self.collectives += 2 * (ranks - 1) / ranks * size
+
+    def reduced(self, size: float, ranks: int) -> None:
+        """Adds `size` bytes that were summed at one rank, gathered or scattered: each rank sends its part of them."""
+        self.collectives += (ranks - 1) / ranks * size
+
+    @property
+    def sent(self) -> float:
+        """All bytes that this process has sent."""
+        return self.collectives + sent_bytes()
+
+
+traffic = Traffic()

@@ -15,11 +15,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import call, leaves
 from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms
 from paddle_dp.core.lora import adapted_layers
 from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import TracingError, UsageError, gist
-from paddle_dp.structure import call, leaves
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 from paddle.utils import unique_name
 
+from paddle_dp.batch import call
 from paddle_dp.core.blocks import elements_of
 from paddle_dp.core.placement import Shard
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.structure import call
 
 Initializer = Callable[[Any, Any], Any]
 

@@ -17,9 +17,9 @@ from typing import Any
 
 Tapes = Sequence[Mapping[str, Any]]
 """Per rank: `host`; `zero`: the time at which the first step began; `seconds` and `steps` measured; `tape`
-(mesh/tape.py); `alone`: seconds of a step's gradient exchange when nothing else is done, 0 if not measured; `bare`:
-seconds of a step's backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of its data
-workers."""
+(`mesh.heartbeat.Tape`); `alone`: seconds of a step's gradient exchange when nothing else is done, 0 if not measured;
+`bare`: seconds of a step's backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of
+its data workers."""
 
 COMPONENT_OF_PHASE = {
     "data": "data", "forward": "forward", "backward": "backward", "exchange": "exchange", "update": "update",

@@ -40,7 +40,7 @@ from paddle_dp.identity.consistency import data_of_main
 from paddle_dp.launch.machine import available_memory
 from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
@@ -51,8 +51,8 @@ from paddle_dp.proof.trace_files import Floors, Trace, Writer
 from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
+from paddle_dp.train.callback import Progress
 from paddle_dp.train.meter import peak_memory
-from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
 
 MEMORY, DISK = 40, 210  # bytes per parameter that a process holds, and per parameter of the whole model

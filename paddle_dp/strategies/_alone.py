@@ -12,7 +12,7 @@ from paddle_dp.units import Recompute
 if TYPE_CHECKING:
     from paddle_dp.batch import Batch
     from paddle_dp.learner import Learner, Task
-    from paddle_dp.learner.weights import WeightSync
+    from paddle_dp.learner.update import WeightSync
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
 

@@ -227,8 +227,7 @@ class Hybrid:
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.runner import BatchRunner
         from paddle_dp.learner.task import make_optimizer
-        from paddle_dp.learner.update import PlacedNorm
-        from paddle_dp.learner.weights import WeightSync
+        from paddle_dp.learner.update import PlacedNorm, WeightSync
         from paddle_dp.model.initial_weights import check_lendable, draw, initial_weights, reads_weights
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None

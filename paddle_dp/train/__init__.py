@@ -7,10 +7,9 @@ checked without it.
 
 from __future__ import annotations
 
-from paddle_dp.train.callback import Callback, Moment, Training
+from paddle_dp.train.callback import Callback, Moment, Progress, Training
 from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.judge import Refusal
-from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 
 __all__ = ["Callback", "Evaluation", "Moment", "Progress", "Refusal", "Run", "Training"]

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.batch import Batch
+from paddle_dp.batch import Batch, leaves, named_leaves
 from paddle_dp.core.memory_error import unallocated
 from paddle_dp.data import Loader
 from paddle_dp.data.randomness import restoring_globals
@@ -27,7 +27,6 @@ from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.memory import size, states
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.structure import leaves, named_leaves
 from paddle_dp.text import amount, numbered
 from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.meter import peak_memory

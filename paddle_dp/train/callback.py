@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paddle_dp.train.progress import Progress
 from paddle_dp.units import Every
 
 if TYPE_CHECKING:
@@ -18,6 +17,36 @@ if TYPE_CHECKING:
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.gallery import Gallery
     from paddle_dp.train.judge import Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """`epoch`: complete epochs. `batch`: global batches done in the current epoch. `step`: updates done. `samples`:
+    samples read in them, by all ranks together."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+
+    def advance(self, samples: int) -> Progress:
+        """The progress after one update from a global batch of `samples`."""
+        return replace(self, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples)
+
+    def next_epoch(self) -> Progress:
+        """The progress after the last batch of an epoch."""
+        return replace(self, epoch=self.epoch + 1, batch=0)
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Progress:
+        """Restores the result of `state`. Raises ValueError for other counts: it would be another training."""
+        if (counts := sorted(state)) != (known := sorted(field.name for field in fields(cls))):
+            raise ValueError(f"progress has {', '.join(counts)}, not {', '.join(known)}")
+        return cls(**state)
+
 
 Name = Literal[
     "refuse", "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "gallery", "saved",

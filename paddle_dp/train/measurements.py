@@ -22,17 +22,15 @@ from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.data import Sampler
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import AXES
-from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.tape import Tape
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.heartbeat import Tape, heartbeat
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import NOT_MEASURED, Measured
 from paddle_dp.plan.rank_times import attribute
 from paddle_dp.text import duration
 from paddle_dp.train import processors
 from paddle_dp.train.meter import peak_memory
-from paddle_dp.train.step_hooks import ProcessorsHook
-from paddle_dp.train.steps import Phase, StepHook, TrainStep
+from paddle_dp.train.steps import Phase, ProcessorsHook, StepHook, TrainStep
 from paddle_dp.train.training_state import TrainingState
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.transport import traffic
 
 if TYPE_CHECKING:
     from paddle_dp.data import Batch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class Meter:
     """Counts samples, steps, waiting and sent bytes of this rank between two readings, at the cost of some additions
-    per step. `sends`: all sent bytes are counted (`mesh/traffic.py`), so readings include them."""
+    per step. `sends`: all sent bytes are counted (`mesh/transport.py`), so readings include them."""
 
     def __init__(self, mesh: Mesh, sends: bool = False):
         self.mesh, self._sends = mesh, sends

@@ -22,10 +22,10 @@ from paddle_dp.learner import Learner
 from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.tensors import nbytes
 from paddle_dp.text import and_more
-from paddle_dp.train.progress import Progress
+from paddle_dp.train.callback import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 

@@ -21,14 +21,13 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.recipe import Ema, Guard
 from paddle_dp.train import state
 from paddle_dp.train.blame import NumericsCheck
-from paddle_dp.train.callback import Callback, Moment, Name
+from paddle_dp.train.callback import Callback, Moment, Name, Progress
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation, unknown_number
 from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
-from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 
 # The callbacks of a training, and how they are called -----------------------------------------------------------------

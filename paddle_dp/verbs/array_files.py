@@ -21,10 +21,10 @@ from zipfile import BadZipFile
 import numpy as np
 
 from paddle_dp.assembly.inputs import InputArray, Inputs
+from paddle_dp.batch import leaves, named_leaves, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, as_arrays, describe
 from paddle_dp.data.prepared import Pads, pad
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, named_leaves, structure_of, unflatten
 
 SUFFIXES = (".npy", ".npz", ".csv", ".jsonl")
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from paddle_dp.assembly.build import dataset
 from paddle_dp.assembly.inputs import Inputs
+from paddle_dp.batch import call, mapped
 from paddle_dp.core.loss import Loss, as_loss, number
 from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
-from paddle_dp.structure import call, mapped
 from paddle_dp.verbs.array_files import SUFFIXES, samples_of
 
 

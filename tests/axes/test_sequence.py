@@ -161,7 +161,7 @@ def masks(strategy):
     """For both words of sequence_parallel: where the first block's dropout dropped, in updates that ended equal."""
     from dataclasses import replace
 
-    from paddle_dp.mesh.seed import seed_ranks
+    from paddle_dp.mesh.mesh import seed_ranks
 
     found = []
     for along in (False, True):

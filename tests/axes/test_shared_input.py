@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from paddle_dp.core.shared import shared, single_forward
+from paddle_dp.core.precision import shared, single_forward
 
 
 class Exchange:

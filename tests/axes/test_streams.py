@@ -15,7 +15,7 @@ from paddle_dp.core.dropout.uncaught import DrawMonitor, doubt
 from paddle_dp.core.placement import Placements
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.mesh.mesh import seed_ranks
 from tests.parity import train, weights
 from tests.ranks import run_ranks
 

@@ -16,8 +16,7 @@ from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline, TimelineRow
 from paddle_dp.exchange.paddle_reducer import ReducerBuckets
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
-from paddle_dp.mesh.tape import ExchangeTrace
+from paddle_dp.mesh.heartbeat import ExchangeTrace, Heartbeat, heartbeat
 from tests.ranks import run_ranks
 
 ROWS = [

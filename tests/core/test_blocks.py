@@ -8,11 +8,11 @@ from paddle import nn
 
 from paddle_dp.assembly.trial import ForkRunner
 from paddle_dp.axes.meta_init import anatomy
+from paddle_dp.batch import call
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table, outside, settle
 from paddle_dp.errors import UsageError
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
-from paddle_dp.structure import call
 from paddle_dp.units import Recompute
 
 SHIPPED = [

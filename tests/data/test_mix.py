@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.mix import Mixture, draw, mixed
 from paddle_dp.errors import DataError, LossError
@@ -16,7 +17,6 @@ from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.margin_softmax import Config as MarginSoftmax
 from paddle_dp.recipe.schema import Mix
-from paddle_dp.structure import leaves, mapped
 
 BOTH = Mix(mixup=0.5, cutmix=1.0)
 SAMPLES, BATCH, SIZE = 23, 10, 6

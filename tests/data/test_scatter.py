@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 import numpy as np
 import pytest
 
+from paddle_dp.batch import leaves
 from paddle_dp.data import Sampler
 from paddle_dp.data.sample import InProcess
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, Received, Scatterer, is_in_order, pack, unpack
@@ -14,7 +15,6 @@ from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.structure import leaves
 
 RANKS = 3
 

@@ -10,8 +10,8 @@ import pytest
 from paddle import nn
 
 from paddle_dp.core.data_group import CommGroups
-from paddle_dp.exchange import async_param_broadcast
-from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
+from paddle_dp.exchange import param_broadcast
+from paddle_dp.exchange.param_broadcast import AsyncParamBroadcast
 
 
 class Group:
@@ -59,7 +59,7 @@ class Case:
             self.sent.append((names[id(tensor)], owner, group))
             return Task(names[id(tensor)], self.waited)
 
-        monkeypatch.setattr(async_param_broadcast.dist, "broadcast", broadcast)
+        monkeypatch.setattr(param_broadcast.dist, "broadcast", broadcast)
         owners = [Group.ranks[place % 2] for place in range(len(named))]
         self.values = AsyncParamBroadcast(self.model, [p for _, p in named], owners, CommGroups(self.groups))
 

@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.mesh.copies import has_streams, is_cpu, on_host, prefetch, to_device
+from paddle_dp.mesh.copies import has_streams, is_cpu, prefetch, to_device
+from paddle_dp.tensors import on_host
 
 
 def test_on_a_cpu_nothing_is_taken_ahead() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
-from paddle_dp.mesh.seed import stream_seed
+from paddle_dp.mesh.mesh import stream_seed
 from tests.ranks import run_ranks
 
 

@@ -8,7 +8,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import seed_ranks, stream_seed
+from paddle_dp.mesh.mesh import seed_ranks, stream_seed
 
 SPLIT = Degrees(data=2, pipeline=2, sequence=2, tensor=2)
 

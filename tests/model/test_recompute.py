@@ -8,7 +8,7 @@ from paddle import nn
 from models import gpt, llama, vit
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.units import Recompute
 from tests.ranks import run_ranks

@@ -46,7 +46,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
     from paddle_dp.assembly.build import build
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.mesh import join
-    from paddle_dp.mesh.traffic import traffic
+    from paddle_dp.mesh.transport import traffic
     from paddle_dp.part import lazily
     from paddle_dp.recipe import read_recipe
     from paddle_dp.verbs.forecast import activations, between, layout_of

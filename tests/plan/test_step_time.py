@@ -10,8 +10,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.devices import DEVICES, device_named
 from paddle_dp.plan.kernel_time import SHEET, product_seconds
-from paddle_dp.plan.link_time import gradient_seconds, ring_seconds
-from paddle_dp.plan.step_time import SHARES, rank_weights, step_time
+from paddle_dp.plan.step_time import SHARES, gradient_seconds, rank_weights, ring_seconds, step_time
 from paddle_dp.plan.workload import Workload, device_columns
 from tools.planner.fitted_rates import errors
 from tools.planner.published_rows import published

@@ -8,7 +8,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.proof.trace import DISK, MEMORY, check_fits, first_samples
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.progress import Progress
+from paddle_dp.train.callback import Progress
 
 RECIPE = """
 model: {use: mlp, inputs: 2, hidden: [4], classes: 2}

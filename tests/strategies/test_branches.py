@@ -379,7 +379,7 @@ def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     """In every rank: the bytes that it sends in a step, and the numbers of its weights."""
     from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
-    from paddle_dp.mesh.traffic import traffic
+    from paddle_dp.mesh.transport import traffic
     from paddle_dp.recipe import read_recipe
 
     mesh = join(seed=3)

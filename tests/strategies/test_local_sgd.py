@@ -13,7 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.learner import Task
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
 from paddle_dp.proof import Comparison, compare_sides, verify

@@ -36,7 +36,7 @@ def strategy(servers: int, pulls: str) -> str:
 def train(folder: str, strategies: list[str], optimizer: str, model: str = "Lookup") -> list[Found]:
     """Trains under each strategy, evaluates after step 5 and at the end, and saves."""
     from paddle_dp import checkpoint
-    from paddle_dp.mesh.traffic import traffic
+    from paddle_dp.mesh.transport import traffic
     from paddle_dp.train import Callback
 
     results: list[Found] = []

@@ -10,7 +10,7 @@ import pytest
 
 from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.train.meter import Meter, tokens, worker_averages
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.train.callback import Progress
 from paddle_dp.train.ledger import Assignments
 from paddle_dp.train.meter import Meter
-from paddle_dp.train.progress import Progress
 from paddle_dp.train.rounds import RoundDriver
 
 

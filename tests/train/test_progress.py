@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paddle_dp.train.progress import Progress
+from paddle_dp.train.callback import Progress
 
 
 def test_batches_add_up_and_epochs_begin_anew():

@@ -25,10 +25,10 @@ from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelinePar
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
 from paddle_dp.axes.pipeline.p2p import AsynchronousP2P, GroupsByDirection, P2PWithGradGroup
+from paddle_dp.batch import leaves, structure_of
 from paddle_dp.core.data_group import HCG
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.pipeline_schedule import Work
-from paddle_dp.structure import leaves, structure_of
 
 Around = Callable[[Work], AbstractContextManager[Any]]
 MAX_SHAPES = 16  # cached batch shapes; training has two, full and last, and so has evaluation

@@ -11,6 +11,7 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
+from paddle_dp.batch import Structure, call, unflatten
 from paddle_dp.core.blocks import learns_of, outside, settle, sizes_of
 from paddle_dp.core.data_group import HCG
 from paddle_dp.core.placed_model import ModelNames, NamedTensors
@@ -19,7 +20,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import new_group
 from paddle_dp.plan import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import check_partition, unlearning
-from paddle_dp.structure import Structure, call, unflatten
 
 
 class Stages(PipelineLayer):

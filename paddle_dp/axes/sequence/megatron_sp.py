@@ -27,11 +27,11 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.axes.tensor.layers import CopyToTensorParallel, TensorParallelizer, layers_in
 from paddle_dp.axes.tensor.rng import draw_slice
+from paddle_dp.batch import mapped
 from paddle_dp.core.blocks import blocks_of, settle
 from paddle_dp.core.data_group import Group
-from paddle_dp.core.shared import shared
+from paddle_dp.core.precision import shared
 from paddle_dp.errors import UsageError
-from paddle_dp.structure import mapped
 
 
 def _transposed(x: paddle.Tensor) -> paddle.Tensor:

@@ -17,6 +17,7 @@ from paddle import nn
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.adjoint import WithAdjoint
+from paddle_dp.batch import mapped
 from paddle_dp.core.blocks import settle
 from paddle_dp.core.data_group import Group
 from paddle_dp.core.dropout import within_slice
@@ -24,7 +25,6 @@ from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import attention_methods_of
-from paddle_dp.structure import mapped
 
 
 def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:

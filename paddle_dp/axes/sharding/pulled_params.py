@@ -13,10 +13,9 @@ import paddle
 
 from paddle_dp.axes.sharding.prefetch_trace import FetchList, PrefetchTrace
 from paddle_dp.core.data_group import Group
-from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.mesh import late_ranks, transport
-from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.mesh.messages import CHANNELS, Push
 from paddle_dp.tensors import bytes_of
 
 HEADER = struct.Struct("<qq")  # of a reply: the provider's number in its process, the parameter's index

@@ -21,8 +21,7 @@ from paddle_dp.core.data_group import HCG, CommGroups
 from paddle_dp.core.optimizer import keep, parameters_of
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
-from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
-from paddle_dp.exchange.push import ParamBroadcast
+from paddle_dp.exchange.param_broadcast import AsyncParamBroadcast, ParamBroadcast
 from paddle_dp.learner.memory import states
 from paddle_dp.plan.memory import deal
 

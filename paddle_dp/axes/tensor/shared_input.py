@@ -12,7 +12,7 @@ import paddle
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.core.data_group import Group
-from paddle_dp.core.shared import shared
+from paddle_dp.core.precision import shared
 
 
 def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:

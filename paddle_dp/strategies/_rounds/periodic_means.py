@@ -13,13 +13,11 @@ import paddle
 from paddle_dp.batch import Batch
 from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.consistency import Replica
-from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.loss import Count, number
 from paddle_dp.core.optimizer import Rate
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
-from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode
-from paddle_dp.learner.weights import States, WeightSync
+from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
+from paddle_dp.learner.update import Counter, GradientNorm, States, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.strategies._rounds.periods import LocalStates, Periods, Tensors, write
 from paddle_dp.tensors import moved_gradient

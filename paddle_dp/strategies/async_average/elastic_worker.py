@@ -11,8 +11,8 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch
-from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.errors import UsageError
+from paddle_dp.exchange.gradient_exchange import ExtraState, SavedExtraState
 from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.heartbeat import heartbeat

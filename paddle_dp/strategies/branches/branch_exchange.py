@@ -15,7 +15,7 @@ import paddle.distributed as dist
 from paddle_dp.core.data_group import CommGroups, PaddleGroup
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.strategies.branches.branch_trace import DOCS
 from paddle_dp.tensors import dtype_of, nbytes
 

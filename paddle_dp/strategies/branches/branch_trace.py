@@ -11,12 +11,12 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import call
 from paddle_dp.core.dropout import install
 from paddle_dp.core.dropout.scope import Scope
 from paddle_dp.core.precision import default_dtype, read_by
 from paddle_dp.core.trial import trial
 from paddle_dp.errors import UsageError
-from paddle_dp.structure import call
 
 Chain = tuple[str, ...]
 DOCS = "docs/parallelism.md"

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import mapped
 from paddle_dp.core.data_group import PaddleGroup
 from paddle_dp.core.parameter_groups import group
 from paddle_dp.core.placement import Placements
@@ -27,7 +28,6 @@ from paddle_dp.plan.rank_memory import Blocks, BranchTraffic, Layout
 from paddle_dp.recipe import Recipe
 from paddle_dp.strategies.branches.branch_trace import observed
 from paddle_dp.strategies.branches.branched_model import drop_remote, ranks_of_layers, spread_over
-from paddle_dp.structure import mapped
 
 
 def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:

@@ -27,8 +27,7 @@ from paddle_dp.core.optimizer import Rate
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.pushed_gradients import PushedGradients
-from paddle_dp.learner.update import UpdateMode
-from paddle_dp.learner.weights import States
+from paddle_dp.learner.update import States, UpdateMode
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS

@@ -27,14 +27,12 @@ from paddle_dp.errors import UsageError
 from paddle_dp.exchange.buckets import fill
 from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
 from paddle_dp.exchange.host_copies import FlatCopy, to_tensors
-from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
-from paddle_dp.learner.update import GradientNorm, UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.copies import ToHost, is_cpu
 from paddle_dp.mesh.mesh import copied_bytes, tensors_of
-from paddle_dp.mesh.messages import CHANNELS, Messages
+from paddle_dp.mesh.messages import CHANNELS, Messages, Push
 from paddle_dp.plan.memory import owners
 from paddle_dp.tensors import moved_gradient, nbytes
 

@@ -19,6 +19,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.core.batch_norm import LocalNorms, statistics
 from paddle_dp.core.blocks import elements_of
 from paddle_dp.core.consistency import Digest, digests
@@ -28,10 +29,8 @@ from paddle_dp.core.loss import Count
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner_checks import LearnerCheck
-from paddle_dp.learner.update import UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.update import UpdateMode, WeightSync
 from paddle_dp.mesh.device import device_from_name, moved, name_of, on
-from paddle_dp.structure import leaves, mapped
 from paddle_dp.text import few, plural
 
 _NORMS = (

@@ -1,4 +1,5 @@
-"""Asynchronous broadcast of updated parameters from their owners to all ranks, on accelerators."""
+"""Sends updated parameters from their owners to all ranks: on CPUs over the hosts' sockets, on accelerators while the
+next forward runs."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
-from paddle_dp.core.data_group import CommGroups
-from paddle_dp.mesh.traffic import traffic
+from paddle_dp.core.data_group import CommGroups, Group
+from paddle_dp.mesh.messages import Push
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.tensors import nbytes
 
 
@@ -127,3 +129,28 @@ def _tensors_in(value: Any) -> Iterator[paddle.Tensor]:
     elif isinstance(value, dict) and not isinstance(value, WaitingTable):
         for item in value.values():
             yield from _tensors_in(item)
+
+
+class ParamBroadcast:
+    """Sends `parameters` from their `owners` (global ranks of the group) to all ranks.
+
+    (n - 1)/n of all bytes leave each rank.
+    """
+
+    def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        self._parameters, self._owners = parameters, owners
+        self._push = Push("values", group.ranks, group.ranks[group.rank])
+
+    @paddle.no_grad()
+    def share(self) -> None:
+        """Sends the parameters that this rank owns to all others and receives theirs. Collective."""
+        pairs = list(zip(self._parameters, self._owners, strict=True))
+        for index, (parameter, owner) in enumerate(pairs):
+            if owner == self._push.rank:
+                self._push.send_all(index, parameter)
+        with self._push.waiting("the exchange of updated parameters"):
+            for parameter, owner in pairs:
+                if owner != self._push.rank:
+                    received = self._push.receive(owner)
+                    assert received is not None
+                    self._push.into(parameter, received[1])

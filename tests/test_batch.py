@@ -2,8 +2,8 @@
 
 import pytest
 
+from paddle_dp.batch import call, leaves, mapped, named_leaves, structure_of, unflatten
 from paddle_dp.errors import UsageError
-from paddle_dp.structure import call, leaves, mapped, named_leaves, structure_of, unflatten
 
 NESTED = {"text": {"mask": 2, "ids": 1}, "pair": (3, [4])}
 
