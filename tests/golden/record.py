@@ -34,6 +34,7 @@ VARYING: tuple[tuple[str, str], ...] = (
     (r"(?<![\w.])\d[\d.]* ?(h|min|s|ms|µs|us|ns|seconds?|minutes?)\b", "<time>"),
     (r"(?<![\w.])\d[\d.]* ?([kMGT]?i?B)\b", "<bytes>"),  # memory, and what heartbeats add to what is sent
     (r"  \d+% waiting for data", ""),  # said where it is a tenth or more, as under load
+    (r"\bgoodput \d+%", "goodput <share>"),  # a share of seconds
     (r"CRC-32 [0-9a-f]{8}|its files: [0-9a-f]{8}", "<checksum of code>"),
     (r"\bline \d+", "line <number>"),
     (r"\(\d+ frames", "(<number> frames"),
