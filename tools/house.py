@@ -5,6 +5,7 @@ python tools/house.py 0915449 . --markdown     # a commit and this tree, as a ma
 python tools/house.py 0915449 --run            # with the files that one step and reading a recipe enter there
 python tools/house.py --names                  # every refused name that is declared, by file and line
 python tools/house.py --prose what             # every line of prose with that word
+python tools/house.py --entered step           # every file that one step enters, and its functions that run
 
 A tree is a folder or a commit (which is unpacked into a temporary folder). But for --run nothing of it is imported.
 This tree's own dynamic figures are always taken; those of other trees only with --run, as they start processes.
@@ -29,7 +30,7 @@ from fnmatch import fnmatch
 from functools import cache, cached_property
 from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,7 +94,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "exchange": (2000, "exchange/*"),
     "checks": (600, "checks/*"),
     "model": (950, "model/*"),
-    "updates": (400, "core/updates/*"),
+    "updates": (400, "core/updates.py"),
     "core": (3300, "core/*"),
     "identity": (1000, "identity/* train/overrides.py"),
     "weights": (1500, (
@@ -518,19 +519,32 @@ callbacks: []
 """
 
 
+Functions = dict[str, list[str]]  # by file
+
+
 class Entered:
-    """Collects the package's files whose functions this thread enters, but for those that an import runs."""
+    """Collects the package's functions that this thread enters, but for those that an import runs."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
+        self._codes: dict[CodeType, bool] = {}
         self._package = str(Path(sys.modules["paddle_dp"].__file__ or "").parent) + "/"
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(self._package) and code.co_flags & CO_OPTIMIZED:
-            file = code.co_filename.removeprefix(self._package)
-            if file not in self.files and not _is_importing(frame):
-                self.files.add(file)
+        counts = event == "call" and code.co_flags & CO_OPTIMIZED and not self._codes.get(code)
+        if counts and code.co_filename.startswith(self._package):
+            self._codes[code] = not _is_importing(frame)
+
+    @property
+    def functions(self) -> Functions:
+        """The functions by file, in the order of their first call; without comprehensions and lambdas."""
+        result: Functions = {}
+        for code in [code for code, counts in self._codes.items() if counts]:
+            names = result.setdefault(code.co_filename.removeprefix(self._package), [])
+            name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+            if "<" not in name.rpartition(".")[2]:
+                names.append(name.replace(".<locals>", ""))
+        return result
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -541,8 +555,8 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def step_files(folder: str) -> list[str]:
-    """Runs in each of two ranks. Returns the files entered between the callbacks of two successive steps."""
+def step_functions(folder: str) -> Functions:
+    """Runs in each of two ranks. Returns the functions entered between the callbacks of two successive steps."""
     from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
@@ -563,11 +577,11 @@ def step_files(folder: str) -> list[str]:
     steps: list[int] = []
     trainer.add(Span())
     trainer.fit("8 steps")
-    return sorted(entered.files)
+    return entered.functions
 
 
-def recipe_files(recipe: str) -> None:
-    """Prints the files entered by `paddle-dp train RECIPE` until `read_recipe` has returned the recipe, and ends."""
+def recipe_functions(recipe: str) -> None:
+    """Prints the functions that `paddle-dp train RECIPE` enters until `read_recipe` has returned, and ends."""
     from paddle_dp.cli import main
 
     entered = Entered()
@@ -576,7 +590,7 @@ def recipe_files(recipe: str) -> None:
         entered(frame, event, argument)
         if event == "return" and frame.f_code.co_name == "read_recipe" and argument is not None:
             sys.setprofile(None)
-            print(json.dumps(sorted(entered.files)), flush=True)
+            print(json.dumps(entered.functions), flush=True)
             import os
 
             os._exit(0)  # no rank is started: the rest is the launcher's
@@ -586,25 +600,23 @@ def recipe_files(recipe: str) -> None:
     main()
 
 
-def entered_files(root: Path) -> dict[str, list[str]]:
-    """Runs a step and reads a recipe with the package of a tree: the files that each enters."""
+def entered_functions(root: Path, kind: str) -> Functions:
+    """Runs a step or reads a recipe (`kind`) with the package of a tree: the functions that it enters, by file."""
     script = root / "tools" / "house.py"
     if not script.exists() or not script.samefile(__file__):
         script.parent.mkdir(exist_ok=True)
         script.write_text(Path(__file__).read_text())
-    result = {}
-    for kind in ("step", "recipe"):
-        run = subprocess.run(
-            [sys.executable, str(script), "--enter", kind], cwd=root, capture_output=True, text=True, timeout=300
-        )  # fmt: skip
-        if run.returncode:
-            raise RuntimeError(f"{root}: the files of one {kind} could not be counted:\n{run.stderr[-3000:]}")
-        result[kind] = json.loads(run.stdout.splitlines()[-1])
-    return result
+    run = subprocess.run(
+        [sys.executable, str(script), "--enter", kind], cwd=root, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    if run.returncode:
+        raise RuntimeError(f"{root}: the files of one {kind} could not be counted:\n{run.stderr[-3000:]}")
+    functions: Functions = json.loads(run.stdout.splitlines()[-1])
+    return functions
 
 
 def enter(kind: str) -> None:
-    """Prints the files entered by one step or by reading a recipe, with the tree in which this script lies."""
+    """Prints the functions entered by one step or by reading a recipe, with the tree in which this script lies."""
     import paddle_dp
 
     assert str(ROOT) in str(paddle_dp.__file__), f"{paddle_dp.__file__} is not of {ROOT}"
@@ -612,13 +624,15 @@ def enter(kind: str) -> None:
         if kind == "recipe":
             path = Path(folder) / "recipe.yaml"
             path.write_text(RECIPE)
-            recipe_files(str(path))
+            recipe_functions(str(path))
         else:
             import tools.house
             from tests.ranks import run_ranks
 
-            files = run_ranks(tools.house.step_files, 2, folder)
-            print(json.dumps(sorted(set().union(*files))))
+            first, *others = run_ranks(tools.house.step_functions, 2, folder)
+            for file, names in (pair for functions in others for pair in functions.items()):
+                first[file] = list(dict.fromkeys([*first.get(file, []), *names]))
+            print(json.dumps(first))
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -626,7 +640,7 @@ def enter(kind: str) -> None:
 Figures = dict[str, tuple[str, str]]  # row → (figure, what is wanted)
 
 
-def figures(tree: Tree, entered: Mapping[str, list[str]] | None) -> Figures:
+def figures(tree: Tree, entered: Mapping[str, Functions] | None) -> Figures:
     """Returns all figures of a tree by the name of their row."""
     lines = sum(tree.lines.values())
     rooms = Counter[str]()
@@ -728,6 +742,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--doubles", action="store_true", help="print the class names that exist twice instead"
     )
     parser.add_argument("--prose", choices=list(PROSE), help="print the lines with a word of prose instead")
+    parser.add_argument(
+        "--entered", choices=("step", "recipe"), help="print the files that it enters, and their functions"
+    )
     parser.add_argument("--enter", choices=("step", "recipe"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.enter:
@@ -735,13 +752,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="house-") as scratch:
         trees = [_tree(name, Path(scratch)) for name in options.trees] or [this_tree()]
-        if options.names or options.doubles or options.prose:
+        if options.names or options.doubles or options.prose or options.entered:
             _print_lists(trees, options)
             return
         columns = []
         for tree in trees:
             runs = options.run or (tree.root == ROOT and not options.static)
-            columns.append(figures(tree, entered_files(tree.root) if runs else None))
+            entered = (
+                {kind: entered_functions(tree.root, kind) for kind in ("step", "recipe")} if runs else None
+            )
+            columns.append(figures(tree, entered))
         print_table([tree.name for tree in trees], columns, options.markdown)
 
 
@@ -749,6 +769,13 @@ def _tree(name: str, scratch: Path) -> Tree:
     if Path(name).resolve() == ROOT:
         return this_tree()
     return Tree(Path(name).resolve() if Path(name).is_dir() else unpack(name, scratch), name)
+
+
+def _print_entered(tree: Tree, kind: str) -> None:
+    """Prints the files of a step (`apart`: they depend on the recipe) or of reading a recipe."""
+    for file, functions in sorted(entered_functions(tree.root, kind).items()):
+        apart = " (apart)" if kind == "step" and file.startswith(PARTS_OF_RECIPE) else ""
+        print(f"{file}, {tree.lines[file]} lines{apart}: {', '.join(functions)}")
 
 
 def _print_lists(trees: Iterable[Tree], options: argparse.Namespace) -> None:
@@ -759,6 +786,8 @@ def _print_lists(trees: Iterable[Tree], options: argparse.Namespace) -> None:
         if options.doubles:
             for name, modules in double_classes(tree).items():
                 print(f"{name}: {', '.join(modules)}")
+        if options.entered:
+            _print_entered(tree, options.entered)
         if options.prose:
             for file, line, text in tree.prose():
                 for found in re.finditer(PROSE[options.prose], text, re.IGNORECASE):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.callbacks._journal import Journal
+from paddle_dp.callbacks._files import Journal
 from paddle_dp.checkpoint.disk import open_regular, replace
 from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.mesh.heartbeat import heartbeat

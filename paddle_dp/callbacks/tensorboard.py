@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.callbacks import dashboard
-from paddle_dp.callbacks._journal import Journal
+from paddle_dp.callbacks._files import Journal
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.errors import InstallError
 from paddle_dp.train import Callback, Run

@@ -168,7 +168,7 @@ class _Trial:
                 paddle.no_grad(),
             ):
                 learner.runner.repeat_forward(self.first, self._batch)
-            learner.runner.draws.gather_findings(learner.mesh)
+            learner.runner.draws.after_update()
             after = zip(weights, digests(weights.values()), before, strict=True)
             written = [f"model.{name}" for name, now, then in after if now != then]
             return {"changed": [*attributes.changed(), *written], "drawn": learner.runner.draws.differences()}

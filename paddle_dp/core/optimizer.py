@@ -15,10 +15,7 @@ from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from paddle_dp.core.turns import TurnOptimizers
-from paddle_dp.core.updates.adafactor import Adafactor
-from paddle_dp.core.updates.lars import Lars
-from paddle_dp.core.updates.lion import Lion
-from paddle_dp.core.updates.muon import Muon
+from paddle_dp.core.updates import Adafactor, Lars, Lion, Muon
 from paddle_dp.errors import UsageError
 
 Parameters = list[paddle.Tensor]

@@ -16,7 +16,7 @@ from paddle.regularizer import L2Decay
 from paddle_dp.core.blocks import blocks_of
 from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.turns import TurnOptimizers
-from paddle_dp.core.updates.by_parameter import DECAY_KEY, ByParameter
+from paddle_dp.core.updates import DECAY_KEY, ByParameter
 from paddle_dp.part.groups import (
     ParameterGroup,
     choose,

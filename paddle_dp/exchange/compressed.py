@@ -24,7 +24,7 @@ from paddle_dp.exchange.residuals import (
     wide,
 )
 from paddle_dp.mesh import Mesh
-from paddle_dp.plan.extra_memory import is_worthwhile, matrix
+from paddle_dp.plan.memory import is_worthwhile, matrix
 from paddle_dp.text import and_more, numbered
 from paddle_dp.units import Compress
 

@@ -29,7 +29,7 @@ class GradientExchange:
     `missing`: how a gradient counts that some ranks lack: as `zeros`, or as an error (`refuse`).
     `waits_for_all`: a parameter without a gradient on any rank blocks the exchange.
     `each_micro_batch`: every backward exchanges, so that only a gradient's owner holds it between them (ZeRO-2).
-    `counts_bytes`: `mesh.traffic` counts all bytes that the exchange sends.
+    `counts_bytes`: `mesh.transport.traffic` counts all bytes that the exchange sends.
     `rounds_to`: the dtype to which gradients are rounded without error feedback: a step is one process's within that
     rounding, a whole training is not. None: they are not rounded.
     """

@@ -30,9 +30,17 @@ from paddle.optimizer import AdamW, Lamb, Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.core.parameter_groups import group_decay
-from paddle_dp.core.updates.by_parameter import ByParameter
-from paddle_dp.identity.attributes import PADDLE_ATTRIBUTES
-from paddle_dp.identity.walk import Walker, checksum, hooks_of, is_library, kind_of, prefixed, tensors_of
+from paddle_dp.core.updates import ByParameter
+from paddle_dp.identity.walk import (
+    PADDLE_ATTRIBUTES,
+    Walker,
+    checksum,
+    hooks_of,
+    is_library,
+    kind_of,
+    prefixed,
+    tensors_of,
+)
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import Part

@@ -11,12 +11,11 @@ import paddle
 from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import Digest, digests
-from paddle_dp.core.dropout import Draws
 from paddle_dp.core.loss import Loss
 from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.attributes import Attributes, OptimizerMemory
+from paddle_dp.identity.walk import Attributes, OptimizerMemory
 from paddle_dp.learner.update import UpdateMode
 from paddle_dp.mesh import Mesh
 from paddle_dp.text import and_more, few, plural
@@ -140,19 +139,6 @@ class BufferCheck(LearnerCheck):
 
     def differences(self) -> Iterable[str]:
         return self._buffers.differences()
-
-
-class DrawCheck(LearnerCheck):
-    """Names random draws in the model that depend on the number of ranks: known after the first update."""
-
-    def __init__(self, draws: Draws, mesh: Mesh):
-        self._draws, self._mesh = draws, mesh
-
-    def after_update(self) -> None:
-        self._draws.gather_findings(self._mesh)
-
-    def differences(self) -> Iterable[str]:
-        return self._draws.differences()
 
 
 class UnusedCheck(LearnerCheck):

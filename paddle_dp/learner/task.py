@@ -33,7 +33,6 @@ from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.learner_checks import (
     BatchNormCheck,
     BufferCheck,
-    DrawCheck,
     FrozenCheck,
     FrozenNorms,
     KnownDifferences,
@@ -189,7 +188,7 @@ class PreparedTask:
             checks=[
                 FrozenCheck(placed), *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh), BufferCheck(buffers),
-                DrawCheck(batch_runner.draws, self.mesh), UnusedCheck(placed),
+                batch_runner.draws, UnusedCheck(placed),
             ],
         )  # fmt: skip
 

@@ -35,6 +35,6 @@ class Config(OptimizerConfig):
     """Lower bound of a weight's root mean square."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
-        from paddle_dp.core.updates.adafactor import Adafactor
+        from paddle_dp.core.updates import Adafactor
 
         return Adafactor(self, **self.by_parameter(learning_rate, named_parameters))

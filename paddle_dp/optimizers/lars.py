@@ -37,6 +37,6 @@ class Config(OptimizerConfig):
             raise ValueError("weight_decay: without it no layer's rate is adapted; set always_adapt: true")
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
-        from paddle_dp.core.updates.lars import Lars
+        from paddle_dp.core.updates import Lars
 
         return Lars(self, **self.by_parameter(learning_rate, named_parameters))

@@ -28,6 +28,6 @@ class Config(OptimizerConfig):
     """Decay of the running mean of the gradient."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
-        from paddle_dp.core.updates.lion import Lion
+        from paddle_dp.core.updates import Lion
 
         return Lion(self, **self.by_parameter(learning_rate, named_parameters))

@@ -52,12 +52,12 @@ class Config(OptimizerConfig):
 
     def prepare(self, model: nn.Layer) -> list[str]:
         """Marks the hidden matrices of the whole model, before it is placed, and describes them."""
-        from paddle_dp.core.updates.muon import describe, mark
+        from paddle_dp.core.updates import describe, mark
 
         mark(model, self.adamw)
         return describe(model)
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
-        from paddle_dp.core.updates.muon import Muon
+        from paddle_dp.core.updates import Muon
 
         return Muon(self, **self.by_parameter(learning_rate, named_parameters))

@@ -34,7 +34,7 @@ from math import prod
 from typing import Literal
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
-from paddle_dp.plan.extra_memory import factors, is_worthwhile
+from paddle_dp.plan.memory import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,

@@ -8,8 +8,17 @@ from itertools import groupby
 from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.extra_memory import flat_gradient_bytes, inbound_bytes, residual_bytes
-from paddle_dp.plan.memory import StateBytes, Widths, deal, owned_sizes, owners, state_bytes
+from paddle_dp.plan.memory import (
+    StateBytes,
+    Widths,
+    deal,
+    flat_gradient_bytes,
+    inbound_bytes,
+    owned_sizes,
+    owners,
+    residual_bytes,
+    state_bytes,
+)
 from paddle_dp.plan.pipeline_schedule import Partition, Schedule, stage_bounds
 from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
 from paddle_dp.units import Compress, Recompute
@@ -118,7 +127,7 @@ class Layout:
 class RankMemory:
     """One rank's coordinates, block numbers per stage, numbers of elements (`parameters`, `trained`) and bytes.
 
-    `state`: of a process with replicas, the bytes on its first device. Upper bounds (`plan.extra_memory`): `extra`:
+    `state`: of a process with replicas, the bytes on its first device. Upper bounds (`plan.memory`): `extra`:
     copies of the weights, compression residuals, flat gradients. `transient`: in stage 3, other owners' parameters that
     are held or under way at once, on an accelerator also copies and gradients in exchange; on a server, the received
     gradients.

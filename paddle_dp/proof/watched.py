@@ -272,7 +272,7 @@ class Watched:
             self.hooks.remove()
         if memory_meter is not None:
             side.facts["held"] = self.mesh.gather(memory_meter.read())
-        self.learner.runner.draws.gather_later(self.mesh)
+        self.learner.runner.draws.gather_later()
         self.results.differences = self.learner.differences()
 
     def _evaluate(self, put: Put, step: int) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.callbacks import _journal
-from paddle_dp.callbacks._journal import Journal
+from paddle_dp.callbacks import _files
+from paddle_dp.callbacks._files import Journal
 from tests.callbacks.moments import Capture
 
 
@@ -42,7 +42,7 @@ def test_a_full_disk_leaves_no_half_entry_is_said_once_and_loses_nothing(
 def test_more_than_memory_should_hold_loses_the_oldest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(_journal, "_MAX_BYTES_WAITING", 10)
+    monkeypatch.setattr(_files, "_MAX_BYTES_WAITING", 10)
     journal, write = Journal(tmp_path / "log"), os.write
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, entry: write(file, entry[:1]))

@@ -22,9 +22,7 @@ from paddle_dp.core.optimizer import (
     check_not_wrapper,
     take_clips,
 )
-from paddle_dp.core.updates.adafactor import Adafactor
-from paddle_dp.core.updates.lars import Lars
-from paddle_dp.core.updates.muon import Muon
+from paddle_dp.core.updates import Adafactor, Lars, Muon
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
 from paddle_dp.learner.update import GradientNorm

@@ -110,7 +110,7 @@ def test_the_tokenizer_goes_with_the_model(
 def test_the_data_sets_tokenizer_comes_first(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from paddle_dp.export.tokenizer import tokenizer_files
+    from paddle_dp.export.hugging_face import tokenizer_files
 
     (tmp_path / "base").mkdir()
     (tmp_path / "own").mkdir()

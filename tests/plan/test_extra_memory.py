@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.plan.extra_memory import flat_gradient_bytes, inbound_bytes, residual_bytes
+from paddle_dp.plan.memory import flat_gradient_bytes, inbound_bytes, residual_bytes
 from paddle_dp.units import Compress
 
 # A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.

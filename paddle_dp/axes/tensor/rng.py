@@ -1,8 +1,8 @@
 """Random numbers for activations of which a rank of the tensor axis holds a slice.
 
 Exact dropout (`core.dropout`) draws this rank's slice of one process's mask. Other draws, and dropout under
-`train.dropout: own`, use the rank's separate stream (mesh.seed, fleet's tracker); activations that all ranks hold in
-full use the common stream.
+`train.dropout: own`, use the rank's separate stream (`mesh.mesh.seed_ranks`, fleet's tracker); activations that all
+ranks hold in full use the common stream.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Fleet's layers exchange separately: three all-reduces for q, k and v in backward, or three all-gathers and
 reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198, figure 5). Here
-the first layer exchanges, and the others reuse its result (`core.shared`); backward adds their gradients and
+the first layer exchanges, and the others reuse its result (`core.precision.shared`); backward adds their gradients and
 all-reduces once.
 """
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.callbacks._journal import Journal
+from paddle_dp.callbacks._files import Journal
 from paddle_dp.checkpoint.disk import replace
 
 # Makes the records of a VisualDL log, and removes those after a step, which a resumed run writes again ----------------

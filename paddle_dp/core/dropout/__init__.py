@@ -2,12 +2,11 @@
 (docs/dropout.md).
 
 `masks` is the arithmetic; `scope` tracks a call's samples and tensor slice; `calls` replaces Paddle's functions;
-`uncaught` detects other random draws; learners use `draws`. Models need no change. Random numbers for data
-(augmentation) are in `data.randomness`.
+`uncaught` detects other random draws; learners use `Draws` (learner/runner.py). Models need no change. Random
+numbers for data (augmentation) are in `data.randomness`.
 """
 
 from paddle_dp.core.dropout.calls import install
-from paddle_dp.core.dropout.draws import Draws
 from paddle_dp.core.dropout.scope import Scope, current, number_elements, within_slice
 
-__all__ = ["Draws", "Scope", "current", "install", "number_elements", "within_slice"]
+__all__ = ["Scope", "current", "install", "number_elements", "within_slice"]

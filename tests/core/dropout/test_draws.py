@@ -89,7 +89,7 @@ def test_draws_that_begin_later_are_named_by_a_proof():
     one.model.how = "python"
     trained(one)
     assert one.runner.draws.differences() == []
-    one.runner.draws.gather_later(one.mesh)
+    one.runner.draws.gather_later()
     assert one.runner.draws.differences()[0].startswith("the model (Drawing) draws from Python's generator")
 
 
@@ -170,11 +170,11 @@ def test_a_model_outside_of_its_update_draws_as_paddle_does():
     assert (F.dropout(ones, 0.5) != drawn).any()
 
 
-def test_only_the_first_batch_is_watched_where_ranks_tell_of_it_after_many(monkeypatch):
+def test_only_the_first_batch_is_watched_where_ranks_tell_of_it_after_many():
     """As under local_sgd: of two batches, the second's activations were another slice of the first's, it was said."""
     one = learner()
     watch = one.runner.draws._watch
-    monkeypatch.setattr(one.runner.draws, "gather_findings", lambda mesh: None)
+    one._after_update.remove(one.runner.draws.after_update)
     trained(one)
     assert watch.dropped and cut_unsaid([({"data": 0}, watch.dropped)]) == {}
 

@@ -63,11 +63,11 @@ def put_in(file: str, number: int) -> None:
 
 
 MUTABLE = (
-    "learner/learner", "learner/runner", "learner/update", "learner/weights", "axes/axes_exchange",
+    "learner/learner", "learner/runner", "learner/update", "axes/axes_exchange",
     "core/batch_norm", "core/data_group", "core/gradients", "core/optimizer", "core/gathered_samples",
     "model/recompute", "core/parameter_groups", "exchange/*", "axes/sharding/*",
     "axes/tensor/*", "axes/pipeline/*", "axes/sequence/*", "core/dropout/*", "core/precision",
-    "data/sampler", "mesh/mesh",
+    "data/sampler", "mesh/mesh", "mesh/messages",
 )  # fmt: skip
 
 
