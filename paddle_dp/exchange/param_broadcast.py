@@ -138,13 +138,13 @@ class ParamBroadcast:
     """
 
     def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
-        self._parameters, self._owners = parameters, owners
+        self._params, self._owners = parameters, owners
         self._push = Push("values", group.ranks, group.ranks[group.rank])
 
     @paddle.no_grad()
     def share(self) -> None:
         """Sends the parameters that this rank owns to all others and receives theirs. Collective."""
-        pairs = list(zip(self._parameters, self._owners, strict=True))
+        pairs = list(zip(self._params, self._owners, strict=True))
         for index, (parameter, owner) in enumerate(pairs):
             if owner == self._push.rank:
                 self._push.send_all(index, parameter)

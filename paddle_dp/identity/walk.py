@@ -326,7 +326,7 @@ class OptimizerMemory:
     """
 
     def __init__(self, optimizer: Any, parameters: Sequence[paddle.Tensor]):
-        self._optimizer, self._parameters = optimizer, parameters
+        self._optimizer, self._params = optimizer, parameters
         self._is_known = type(optimizer).__module__.partition(".")[0] in (
             "paddle",
             "paddle_dp",
@@ -348,7 +348,7 @@ class OptimizerMemory:
             for name, value in vars(self._optimizer).items()
             if name not in PADDLE_ATTRIBUTES
         }
-        for parameter in self._parameters:
+        for parameter in self._params:
             for name, value in getattr(parameter, "__dict__", {}).items():
                 if name != "main_grad":  # fleet's gradient
                     facts[f"{parameter.name}.{name}"] = walker.walk({name: value})
