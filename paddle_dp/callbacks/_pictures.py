@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from paddle_dp.train import Evaluation
 
 INK, QUIET = "#1f2933", "#7b8794"
+# Those of a report's page, by their index there.
+COLOURS = ("#2563b8", "#c2571a", "#1a7f47", "#7a45b0", "#b02a5b", "#0f7d86", "#7a6a12", "#7c8797")
 # The largest numbers of classes with legible numbers in cells, and with legible names on axes.
 _MAX_CELLS, _MAX_NAMES = 20, 40
 _SMALLEST = 64  # pixels of the longer side of a sample

@@ -13,6 +13,7 @@ from paddle_dp.coming_from import huggingface, paddleclas, paddlenlp
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.recipe_text import recipe_text, summary
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.mesh.degrees import AXES
 from paddle_dp.recipe import read_recipe
 
 
@@ -112,7 +113,7 @@ def import_recipe(
 
 def _verify(out: Path, sections: dict[str, Any]) -> str:
     """The command that compares the recipe with one process: on two ranks, or as many as its axes need."""
-    degrees = [sections["strategy"].get(axis, 1) for axis in ("tensor", "pipeline", "sharding", "sequence")]
+    degrees = [sections["strategy"].get(axis, 1) for axis in AXES]
     return f"paddle-dp verify {out} --ranks {max(2, math.prod(degrees))}"
 
 

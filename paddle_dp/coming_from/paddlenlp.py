@@ -6,6 +6,7 @@ The arguments' meanings are from `paddlenlp/trainer/training_args.py`, `llm/run_
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from paddle_dp.coming_from.trainer_arguments import (
     settle,
     switch,
 )  # fmt: skip
+from paddle_dp.mesh.degrees import MODEL_AXES
 
 # ruff: noqa: E501 - a row of a table is a line
 NAME = "PaddleNLP or PaddleFormers"
@@ -129,8 +131,8 @@ _CARRIED = {
 _AXES = {
     "tensor": ("tensor_parallel_degree", "tensor_model_parallel_size"),
     "pipeline": ("pipeline_parallel_degree", "pipeline_model_parallel_size"),
-    "sequence": ("sep_parallel_degree", "sep_parallel_size", "context_parallel_degree", "context_parallel_size"),
     "sharding": ("sharding_parallel_degree", "sharding_parallel_size", "sharding_degree"),
+    "sequence": ("sep_parallel_degree", "sep_parallel_size", "context_parallel_degree", "context_parallel_size"),
 }  # fmt: skip
 
 
@@ -273,19 +275,14 @@ def _strategy(c: Configuration, ranks: int) -> tuple[Section, int]:
     stage = next((stages[each] for each in words if each in stages), 0)
     if not stage and any(each not in ("offload", "False") for each in words):
         c.refuse("sharding", "stage1, stage2 or stage3")
-    model_degree = degrees["tensor"] * degrees["pipeline"] * degrees["sequence"]
+    model_degree = math.prod(degrees[axis] for axis in MODEL_AXES)
     shards = (degrees["sharding"] if degrees["sharding"] > 0 else ranks // model_degree) if stage else 1
     if ranks % (model_degree * max(shards, 1)):
         c.refuse(
             "tensor_parallel_degree" if "tensor_parallel_degree" in c.values else "sharding",
             f"the degrees multiply to {model_degree * max(shards, 1)}, which does not divide --ranks {ranks}",
         )
-    axes = {
-        "tensor": degrees["tensor"],
-        "pipeline": degrees["pipeline"],
-        "sharding": shards,
-        "sequence": degrees["sequence"],
-    }
+    axes = {**degrees, "sharding": shards}
     section: Section = {"use": "hybrid", **{axis: degree for axis, degree in axes.items() if degree > 1}}
     if len(section) == 1:
         section = {"use": "data_parallel"}

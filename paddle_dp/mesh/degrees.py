@@ -8,28 +8,50 @@ from math import prod
 
 from paddle_dp.text import plural
 
-# Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most.
-AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 
-# The same axes by the work of their ranks. A new axis is in one of the first two; docs/map.md lists its other files.
-SAMPLE_AXES = ("data", "sharding")  # ranks read different samples
-MODEL_AXES = ("pipeline", "sequence", "tensor")  # ranks work on the same samples
-# A parameter's gradient is the sum of the gradients of the ranks along these.
-GRADIENT_AXES = ("data", "sharding", "sequence")
-REPLICA_AXES = (
-    "data",
-    "sequence",
-)  # axes along which ranks update the same parameters, also under ZeRO
+@dataclass(frozen=True, kw_only=True)
+class AxisFacts:
+    """The work of the ranks along one axis.
 
-# Pictures explain an axis with these.
-AXIS_ROLES = {
-    "data": "read different samples",
-    "pipeline": "hold different layers, one after another",
-    "sharding": "read different samples, and each keeps a part of the optimizer's state",
-    "sequence": "hold different tokens of the same texts",
-    "tensor": "hold slices of the same layers",
-    "servers": "read nothing, and update a part of the parameters each",
-}
+    `role` completes the sentence "ranks …" under pictures, in which the axis has the colour of this index
+    (`report/page.css`).
+    """
+
+    role: str
+    colour: int
+    splits_batch: bool = False
+    """Its ranks read different samples of a batch; else they work on the same samples."""
+    sums_gradients: bool = False
+    """A parameter's gradient is the sum of the gradients of its ranks."""
+    replicates: bool = False
+    """Its ranks update the same parameters, also under ZeRO."""
+
+
+# Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most. An axis's
+# name is also its setting in a recipe's `strategy`. docs/map.md lists the other files of a new axis.
+AXIS_FACTS = {
+    "data": AxisFacts(
+        role="read different samples", colour=0, splits_batch=True, sums_gradients=True, replicates=True
+    ),
+    "pipeline": AxisFacts(role="hold different layers, one after another", colour=1),
+    "sharding": AxisFacts(
+        role="read different samples, and each keeps a part of the optimizer's state", colour=3, splits_batch=True,
+        sums_gradients=True,
+    ),
+    "sequence": AxisFacts(
+        role="hold different tokens of the same texts", colour=2, sums_gradients=True, replicates=True
+    ),
+    "tensor": AxisFacts(role="hold slices of the same layers", colour=4),
+}  # fmt: skip
+SERVER_FACTS = AxisFacts(
+    role="read nothing, and update a part of the parameters each", colour=6
+)  # of no axis
+
+AXES = tuple(AXIS_FACTS)
+SAMPLE_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if facts.splits_batch)
+MODEL_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if not facts.splits_batch)
+GRADIENT_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if facts.sums_gradients)
+REPLICA_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if facts.replicates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +77,14 @@ class Degrees:
         return getattr(self, axis)
 
     def __str__(self) -> str:
-        split = [f"{axis} {self[axis]}" for axis in AXES if self[axis] > 1]
         if self.servers:
             return f"{plural(self.servers, 'server')}, {plural(self.dp_size, 'worker')}"
-        return " × ".join(split) or "one process"
+        return " × ".join(f"{axis} {self[axis]}" for axis in self.split_axes) or "one process"
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes with more than one rank, outermost first."""
+        return tuple(axis for axis in AXES if self[axis] > 1)
 
     @property
     def ranks(self) -> int:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.legal import Shape, layouts, problems
@@ -58,7 +58,7 @@ class Candidate:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes with more than one rank."""
-        return tuple(axis for axis in AXES if self.degrees[axis] > 1)
+        return self.degrees.split_axes
 
     def layout(self, numerics: Numerics) -> Layout:
         """The layout for the arithmetic of bytes."""

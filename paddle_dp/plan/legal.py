@@ -83,7 +83,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     """The reasons why the layout cannot run, one sentence each."""
     reasons = []
     if degrees.ranks != ranks:
-        factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
+        factors = [str(degrees[axis]) for axis in degrees.split_axes]
         product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
         needed = f"{product}{plural(degrees.ranks, 'rank')}"
         reasons.append(f"the degrees make {needed}, and there are {ranks}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from paddle_dp.mesh.degrees import AXES, AXIS_ROLES, Degrees
+from paddle_dp.mesh.degrees import AXIS_FACTS, SERVER_FACTS, Degrees
 from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
@@ -16,7 +16,6 @@ from paddle_dp.text import duration, plural
 _COMPONENTS = {
     "forward": 0, "backward": 1, "update": 2, "data": 3, "exchange": 4, "waiting": 7, "callbacks": 6, "other": 5,
 }  # fmt: skip
-AXIS_COLOURS = {"data": 0, "pipeline": 1, "sharding": 3, "sequence": 2, "tensor": 4, "servers": 6}
 _MOST_DRAWN_RANKS, _MOST_BARS = 64, 8
 
 # Layout and time ------------------------------------------------------------------------------------------------------
@@ -26,10 +25,10 @@ def layout(run: RunRecord) -> Html:
     degrees = degrees_of(run)
     if degrees is None:
         return ""
-    split = [axis for axis in AXES if degrees[axis] > 1]
-    roles = {f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}": AXIS_COLOURS[axis] for axis in split}
+    facts_of = {axis: (degrees[axis], AXIS_FACTS[axis]) for axis in degrees.split_axes}
     if degrees.servers:
-        roles[f"servers {degrees.servers}: ranks {AXIS_ROLES['servers']}"] = AXIS_COLOURS["servers"]
+        facts_of["servers"] = degrees.servers, SERVER_FACTS
+    roles = {f"{name} {size}: ranks {facts.role}": facts.colour for name, (size, facts) in facts_of.items()}
     if not roles:
         return section("Layout", paragraph("One process: nothing is split, and nothing is exchanged."))
     text = f"{plural(degrees.ranks, 'rank')}: {degrees}. A rank is a process; those in one frame share its coordinate."
@@ -40,21 +39,23 @@ def layout(run: RunRecord) -> Html:
             f'<span class="rank">rank {rank} (server)</span>' for rank in range(degrees.servers)
         )
         frame = (
-            f'<div class="frame c6"><span>servers</span><div class="in">{servers}</div></div>'
+            f'<div class="frame c{SERVER_FACTS.colour}"><span>servers</span><div class="in">{servers}</div></div>'
             if servers
             else ""
         )
-        picture = f'<div class="card"><div class="in">{frame}{_frames(degrees, split, {})}</div></div>'
+        picture = (
+            f'<div class="card"><div class="in">{frame}{_frames(degrees, degrees.split_axes, {})}</div></div>'
+        )
     return section("Layout", paragraph(text), picture, legend(roles))
 
 
-def _frames(degrees: Degrees, axes: list[str], coords: Mapping[str, int]) -> Html:
+def _frames(degrees: Degrees, axes: Sequence[str], coords: Mapping[str, int]) -> Html:
     if not axes:
         rank = degrees.rank(dict(coords))
         return f'<span class="rank">rank {rank}</span>'
     axis, *inner = axes
     frames = "".join(
-        f'<div class="frame c{AXIS_COLOURS[axis]}"><span>{axis} {i}</span>'
+        f'<div class="frame c{AXIS_FACTS[axis].colour}"><span>{axis} {i}</span>'
         f'<div class="in">{_frames(degrees, inner, {**coords, axis: i})}</div></div>'
         for i in range(degrees[axis])
     )

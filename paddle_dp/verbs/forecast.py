@@ -17,7 +17,6 @@ from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
-from paddle_dp.mesh.degrees import AXES
 from paddle_dp.part import adapted, lazily
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.activations import ActivationFormat
@@ -178,8 +177,7 @@ def _device(recipe: Recipe, ranks: int) -> str:
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
-    split = [axis for axis in AXES if layout.degrees[axis] > 1]
-    coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in split)
+    coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in layout.degrees.split_axes)
     coords = layout.degrees.role(memory.rank) or coords
     stored, held = memory.state.parameters / layout.widths.parameter, "holds"
     if layout.sharding_stage == 3 and layout.degrees.sharding > 1:  # each parameter has one owner

@@ -10,7 +10,7 @@ import pytest
 
 from paddle_dp.callbacks._pictures import picture
 from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_servers, draw, frame
-from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.degrees import Degrees
 
 MESHES = [
     Degrees(),
@@ -31,7 +31,7 @@ def ranks(this: Frame, coords: tuple[str, ...] = ()) -> dict[str, tuple[str, ...
 
 
 def whole(degrees: Degrees) -> Frame:
-    return frame(degrees, [axis for axis in AXES if degrees[axis] > 1], {})
+    return frame(degrees, degrees.split_axes, {})
 
 
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
@@ -40,7 +40,7 @@ def test_every_rank_stands_in_the_frames_of_its_seats(degrees: Degrees) -> None:
     assert len(found) == degrees.ranks
     for rank in range(degrees.ranks):
         coords = degrees.coords(rank)
-        assert found[f"rank {rank}"] == tuple(f"{axis} {coords[axis]}" for axis in AXES if degrees[axis] > 1)
+        assert found[f"rank {rank}"] == tuple(f"{axis} {coords[axis]}" for axis in degrees.split_axes)
 
 
 @pytest.mark.parametrize("degrees", MESHES, ids=str)

@@ -1,10 +1,24 @@
 """Coordinates and groups are those of fleet, by arithmetic."""
 
-from importlib import import_module
+import re
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
-from paddle_dp.mesh.degrees import AXES, GRADIENT_AXES, MODEL_AXES, REPLICA_AXES, SAMPLE_AXES, Degrees
+import paddle_dp.report
+from paddle_dp.callbacks._pictures import COLOURS
+from paddle_dp.mesh.degrees import (
+    AXES,
+    AXIS_FACTS,
+    GRADIENT_AXES,
+    MODEL_AXES,
+    REPLICA_AXES,
+    SAMPLE_AXES,
+    SERVER_FACTS,
+    Degrees,
+)
+from paddle_dp.strategies.hybrid import Config
 
 EIGHT = Degrees(data=2, pipeline=2, tensor=2)
 
@@ -51,11 +65,26 @@ def test_ranks_of_a_tensor_or_pipeline_group_read_the_same():
 
 
 def test_each_axis_reads_other_samples_or_works_on_the_same_ones():
-    assert {*SAMPLE_AXES} ^ {*MODEL_AXES} == {*AXES}
-    assert {*SAMPLE_AXES, *REPLICA_AXES} == {*GRADIENT_AXES} < {*AXES}
+    assert SAMPLE_AXES == ("data", "sharding")
+    assert MODEL_AXES == ("pipeline", "sequence", "tensor")
+    assert REPLICA_AXES == ("data", "sequence")
+    assert GRADIENT_AXES == ("data", "sharding", "sequence")
+
+
+def test_an_axis_has_a_degree_and_a_setting() -> None:
+    assert {field.name for field in fields(Degrees)} == {*AXES, "servers"}
+    assert {*AXES} < {field.name for field in fields(Config)}
+
+
+def test_an_axis_has_a_colour_of_its_own_the_same_in_pictures_and_pages() -> None:
+    colours = [facts.colour for facts in (*AXIS_FACTS.values(), SERVER_FACTS)]
+    assert len({*colours}) == len(colours) and max(colours) < len(COLOURS)
+    style = (Path(paddle_dp.report.__path__[0]) / "page.css").read_text()
+    assert tuple(re.findall(r"--c\d: (#\w+);", style)[: len(COLOURS)]) == COLOURS
 
 
 def test_it_prints_what_it_splits():
+    assert EIGHT.split_axes == ("data", "pipeline", "tensor")
     assert str(EIGHT) == "data 2 × pipeline 2 × tensor 2"
     assert str(Degrees()) == "one process"
 
@@ -63,16 +92,3 @@ def test_it_prints_what_it_splits():
 def test_a_degree_is_one_or_more():
     with pytest.raises(ValueError, match="tensor: 0 is less than 1"):
         Degrees(tensor=0)
-
-
-@pytest.mark.parametrize(
-    ("module", "table"),
-    [
-        ("paddle_dp.mesh.degrees", "AXIS_ROLES"),
-        ("paddle_dp.report.resources", "AXIS_COLOURS"),
-        ("paddle_dp.callbacks.dashboard.mesh_picture", "COLORS"),
-    ],
-)
-def test_a_table_by_axis_has_every_axis(module: str, table: str) -> None:
-    """A new axis without a row here would be a KeyError at the end of a run (docs/map.md, A new axis)."""
-    assert {*getattr(import_module(module), table)} == {*AXES, "servers"}

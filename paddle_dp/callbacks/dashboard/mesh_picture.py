@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddle_dp.callbacks._pictures import new_figure, png_of
-from paddle_dp.mesh.degrees import AXES, AXIS_ROLES, Degrees
+from paddle_dp.callbacks._pictures import COLOURS, new_figure, png_of
+from paddle_dp.mesh.degrees import AXIS_FACTS, SERVER_FACTS, Degrees
 
-COLORS = {
-    "data": "#3b78c2",
-    "pipeline": "#d9822b",
-    "sharding": "#8457a8",
-    "sequence": "#2e9c6e",
-    "tensor": "#c23b4e",
-    "servers": "#7a6a3f",
-}
 # A rank's box; in its units, the margin of a frame and the height of its name; the largest number of frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
+_FACTS = {**AXIS_FACTS, "servers": SERVER_FACTS}
 
 
 @dataclass
@@ -33,11 +27,10 @@ class Frame:
 
 def draw(degrees: Degrees, title: str) -> bytes:
     """A PNG of all ranks of `degrees`."""
-    split = [axis for axis in AXES if degrees[axis] > 1]
-    outer = frame(degrees, split, {})
+    split, outer = degrees.split_axes, frame(degrees, degrees.split_axes, {})
     if degrees.servers:
-        split, outer = ["servers", *split], _with_servers(degrees.servers, outer)
-    legend = [f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}" for axis in split] or [
+        split, outer = ("servers", *split), _with_servers(degrees.servers, outer)
+    legend = [f"{axis} {degrees[axis]}: ranks {_FACTS[axis].role}" for axis in split] or [
         "one process: nothing is split"
     ]
     width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
@@ -52,7 +45,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
         heading.set_fontsize(0.95 * heading.get_fontsize())
     _paint(axes, outer, ((width - outer.width) / 2, 0.45), size)
     for line, text in enumerate(legend):
-        color = COLORS[split[line]] if split else "black"
+        color = COLOURS[_FACTS[split[line]].colour] if split else "black"
         axes.text(
             MARGIN,
             0.68 + outer.height + 0.3 * line,
@@ -64,7 +57,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
     return png_of(figure)
 
 
-def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
+def frame(degrees: Degrees, split: Sequence[str], coords: dict[str, int]) -> Frame:
     """The frames of the axes in `split` at the coordinates `coords`; stages below each other, other axes side by
     side."""
     if not split:
@@ -110,7 +103,7 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
 
     x, y = corner
     if this.text:
-        color = COLORS.get(this.axis, "#444444")
+        color = COLOURS[_FACTS[this.axis].colour] if this.axis else "#444444"
         shape = FancyBboxPatch(
             (x, y), this.width, this.height, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.2,
             edgecolor=color, facecolor=_tint(color) if this.axis else "white",
