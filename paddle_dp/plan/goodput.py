@@ -21,12 +21,13 @@ _START = b'{"event": "start"'  # the beginning of an attempt's first line
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds of a run: `seconds` by the clock on the wall, from the start of its first job to its last line, of these
-    `updating` in the `updates` that count, and `restarting` from the job's start, or from an attempt's last update that
-    counts, to the beginning of the next attempt. The rest are evaluations, checkpoints and other callbacks.
+    """Seconds of a run: `seconds` by the clock on the wall, from the start of its first job to its last update, of
+    these `updating` in the `updates` that count, and `restarting` from the job's start, or from an attempt's last
+    update that counts, to the beginning of the next attempt. The rest are evaluations, checkpoints and other callbacks.
 
-    A pause after a training that ended well or was asked to stop is in none of these: nobody waited for it. Updates
-    since the last checkpoint count until another attempt repeats them.
+    Time after the last update is in none of these, so that a reader at the training's end sees the same as a later one.
+    Nor is a pause after a training that ended well or was asked to stop: nobody waited for it. Updates since the last
+    checkpoint count until another attempt repeats them.
     """
 
     attempts: int
@@ -62,7 +63,8 @@ class Goodput:
 @dataclass(kw_only=True)
 class _Attempt:
     """The lines of one attempt. `begin`: seconds since 1970 at its first update, `job`: at its job's start; `timed`
-    updates took `timed_seconds`. `time` and `step`: of its last line. `is_over`: it ended well, or stopped by request.
+    updates took `timed_seconds`, the last of them until `timed_until`. `time` and `step`: of its last line. `is_over`:
+    it ended well, or stopped by request.
     """
 
     first: int
@@ -70,6 +72,7 @@ class _Attempt:
     job: float
     step: int
     time: float
+    timed_until: float
     timed: int = 0
     timed_seconds: float = 0.0
     is_over: bool = False
@@ -81,6 +84,7 @@ class _Attempt:
         if line["event"] == "step" and isinstance(rate, float | int) and step > self.step_timed:
             self.timed_seconds += (step - self.step_timed) * rate
             self.timed += step - self.step_timed
+            self.timed_until = float(line["time"])
         self.step, self.time = max(self.step, step), float(line["time"])
         stopped = line["event"] == "failed" and line.get("kind") == StoppedError.__name__
         self.is_over = self.is_over or stopped or line["event"] == "end"
@@ -128,7 +132,7 @@ def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | 
         if line["event"] == "start":
             time, step = float(line["time"]), int(line["step"])
             job = time - float(line.get("job_seconds", 0.0))
-            rows.append(_Attempt(first=step, begin=time, job=job, step=step, time=time))
+            rows.append(_Attempt(first=step, begin=time, job=job, step=step, time=time, timed_until=time))
         elif rows:
             rows[-1].add(line)
     timed = sum(row.timed for row in rows)
@@ -147,9 +151,10 @@ def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | 
             restarting += max(after.begin - last_update - pause, 0.0)
             pauses += pause
     restarting += rows[0].begin - rows[0].job
+    end = rows[-1].timed_until + (rows[-1].step - rows[-1].step_timed) * rate
     return Goodput(
         attempts=max(attempts, len(rows)), updates=updates, updating=updating, restarting=restarting,
-        seconds=rows[-1].time - rows[0].job - pauses,
+        seconds=end - rows[0].job - pauses,
     )  # fmt: skip
 
 

@@ -30,14 +30,15 @@ def failed(step: int, time: float, kind: str = "ValueError") -> Line:
     return {"event": "failed", "step": step, "time": time, "kind": kind}
 
 
-# 5 s of start; 25 updates of 1 s count, of which the last 5 have no line; 20 s are lost; 40 more updates, and 3 s of
-# an evaluation.
+# 5 s of start; 25 updates of 1 s count, of which the last 5 have no line; 20 s are lost; 40 more updates with 3 s of an
+# evaluation between them, and 7 s of a last one.
 RESTARTED = [
     start(0, 1000.0, job_seconds=5.0),
     *steps(0, 20, 1000.0),
     start(25, 1045.0, job_seconds=50.0),
-    *steps(25, 65, 1045.0),
-    {"event": "end", "step": 65, "time": 1088.0},
+    *steps(25, 45, 1045.0),
+    *steps(45, 65, 1068.0),
+    {"event": "end", "step": 65, "time": 1095.0},
 ]
 
 
@@ -47,6 +48,16 @@ def test_updates_that_count_are_a_share_of_the_wall_time() -> None:
         "goodput 70%: of 93 s in 2 attempts, 65 s went into the 65 updates that count, 25 s into starts and repeated "
         "updates, 3 s into checkpoints and other callbacks"
     )
+
+
+def test_lines_after_the_last_update_change_nothing() -> None:
+    """The screen shows it before the training's end, and a page after it."""
+    assert goodput(RESTARTED[:-1]) == goodput(RESTARTED)
+
+
+def test_last_updates_without_a_line_take_the_mean_time() -> None:
+    measured = goodput([*RESTARTED[:-1], failed(68, 1099.0)])
+    assert measured == Goodput(attempts=2, updates=68, updating=68.0, restarting=25.0, seconds=96.0)
 
 
 def test_a_pause_after_a_request_to_stop_costs_nothing_and_one_after_a_failure_does() -> None:
