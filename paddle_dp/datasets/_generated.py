@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from paddle_dp.datasets._arrays import checked_split
+from paddle_dp.units import Positive
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[np.random.Generator], tuple[Array, Any]]
@@ -30,3 +34,24 @@ class Generated:
     def take(self, indices: Array) -> tuple[Array, Array]:
         inputs, targets = zip(*map(self.__getitem__, indices.tolist()), strict=True)
         return np.stack(inputs), np.stack(targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedConfig:
+    samples: Positive = 1024
+    """Samples to train on."""
+
+    test_samples: Positive = 256
+    """Other samples, to evaluate on."""
+
+    seed: int = 0
+    """Seed of the samples."""
+
+    def build(self, split: str) -> Generated:
+        """Samples as `draw` makes them."""
+        samples = self.samples if checked_split(split) == "train" else self.test_samples
+        return Generated(self.draw, samples, self.seed, split)
+
+    def draw(self, generator: np.random.Generator) -> tuple[Array, Any]:
+        """A sample's input and target, from numbers of this generator alone."""
+        raise NotImplementedError

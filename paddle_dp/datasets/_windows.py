@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ class TextConfig:
     """The field of a .jsonl line, or the column of a .parquet file, that is its text."""
 
     test: str | None = None
-    """A folder, file or glob of the test split, in place of `held_out`."""
+    """A folder, file or glob of the test split, in place of `held_out`; none of its files is one of `path`."""
 
     limit: Bytes | None = None
     """Read the first files, in the order of their names, up to this much text."""
@@ -148,10 +148,20 @@ class TextConfig:
                 yield window[:-1], window[1:]
 
     def named_files(self, split: str = "train") -> list[_texts.Named]:
-        """All files, up to `limit`; of the split `test` those of `test`, if it is set."""
+        """All files, up to `limit`; of the split `test` those of `test`, if it is set. Of the split `train` it raises
+        MissingDataError for a file of `path` that is one of `test`, too."""
         if split == "train" or self.test is None:
             files = _texts.text_files(self.path, self.has_lines)
-            return _texts.first_bytes(files, self.limit.count) if self.limit else files
+            files = _texts.first_bytes(files, self.limit.count) if self.limit else files
+            held_out = (
+                {} if self.test is None else {file.resolve(): file for _, file in self.named_files("test")}
+            )
+            if both := held_out.keys() & {file.resolve() for _, file in files}:
+                raise MissingDataError(
+                    f"dataset.test: {held_out[min(both)]} is one of the files of dataset.path, too, and would be "
+                    "learned: leave it out there by a glob, or leave dataset.test out for dataset.held_out."
+                )
+            return files
         try:
             return _texts.text_files(self.test, self.has_lines)
         except MissingDataError as error:
@@ -215,12 +225,10 @@ def _cached(cache: Path, name: str, make: Callable[[], tuple[Array, ...]], array
         return tuple(map(_write, files, make()))
 
 
-def _read_all(files: Iterable[Path]) -> tuple[Array, ...] | None:
+def _read_all(files: Sequence[Path]) -> tuple[Array, ...] | None:
     """The arrays of the files; None if one of them cannot be read."""
-    read = [_read(file) for file in files]
-    return (
-        None if any(array is None for array in read) else tuple(array for array in read if array is not None)
-    )
+    read = tuple(array for file in files if (array := _read(file)) is not None)
+    return read if len(read) == len(files) else None
 
 
 def _read(file: Path) -> Array | None:

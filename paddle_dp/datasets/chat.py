@@ -81,10 +81,9 @@ class Config(TextConfig):
         if is_test and not self.held_out and self.test is None:
             return None
         template, by = template_of(self.tokenizer), tokenizer(self.tokenizer)
-        files = tuple(file for _, file in self.named_files(split))
-        encode = partial(_encode, files, by, self.field, self.answers, template)
-        settings = (_VERSION, by.identity, template.identity, self.field, self.answers)
-        tokens, ends, learned, hashes = self.encoded(files, encode, 4, *settings)
+        files, (tokens, ends, learned, hashes) = self._conversations(split, by, template)
+        if not is_test and self.test is not None:
+            self._check_shared(hashes, self._conversations("test", by, template)[1][3])
         documents = Documents.until(ends, tokens, learned)
         chosen = np.full(len(hashes), True)
         if self.test is None:
@@ -100,6 +99,27 @@ class Config(TextConfig):
         data = Conversations(documents, arrange, self.length, by, is_test)
         data.template = template
         return self.filled(data, split, count, files)
+
+    def _conversations(
+        self, split: str, by: Tokenizer, template: Template
+    ) -> tuple[tuple[Path, ...], tuple[Array, ...]]:
+        """The files of a split, and what `_encode` makes of them."""
+        files = tuple(file for _, file in self.named_files(split))
+        encode = partial(_encode, files, by, self.field, self.answers, template)
+        settings = (_VERSION, by.identity, template.identity, self.field, self.answers)
+        return files, self.encoded(files, encode, 4, *settings)
+
+    def _check_shared(self, hashes: Array, held_out: Array) -> None:
+        """Prints how many conversations of `test` are learned, too. Raises MissingDataError if all are."""
+        shared = int(np.isin(held_out, hashes).sum())
+        sentence = f"{shared} of {len(held_out)} conversations of dataset.test ({self.test}) are in dataset.path, too, "
+        sentence += "and are learned, so scores of the test split are too good"
+        if 0 < shared == len(held_out):
+            raise MissingDataError(
+                f"{sentence}: hold out others, or leave dataset.test out for dataset.held_out."
+            )
+        if shared:
+            print(f"chat: {sentence}: remove them from one of both.", flush=True)
 
     def _fitting(self, documents: Documents, split: str) -> Documents:
         """The documents, cut to a window or without the longer ones. Prints how many are."""

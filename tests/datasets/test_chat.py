@@ -201,6 +201,35 @@ def test_a_test_file_is_the_test_split_and_all_others_are_learned(chat, tmp_path
         )
 
 
+def test_held_out_conversations_that_are_learned_are_counted(chat, tmp_path, capsys):
+    (tmp_path / "dev.jsonl").write_text("\n".join(replies([4, 30, 5])))
+    config = chat(*replies(range(6)), test=str(tmp_path / "dev.jsonl"))
+    config.build("test")
+    assert "learned" not in capsys.readouterr().out
+    config.build("train")
+    assert (
+        f"chat: 2 of 3 conversations of dataset.test ({tmp_path}/dev.jsonl) are in" in capsys.readouterr().out
+    )
+    (tmp_path / "dev.jsonl").write_text("\n".join(replies([30, 31])))
+    config.build("train")
+    assert "learned" not in capsys.readouterr().out
+    (tmp_path / "dev.jsonl").write_text("\n".join(replies([4, 1])))
+    with pytest.raises(
+        UsageError, match=r"^2 of 2 conversations of dataset\.test .* are in dataset\.path, too"
+    ):
+        config.build("train")
+
+
+def test_a_file_that_is_learned_is_not_held_out(chat, tmp_path):
+    (tmp_path / "link.jsonl").symlink_to("chat.jsonl")
+    config = chat(*replies(range(6)), test=str(tmp_path / "link.jsonl"))
+    with pytest.raises(
+        UsageError, match=r"dataset\.test: .*link\.jsonl is one of the files of dataset\.path, too"
+    ):
+        config.build("train")
+    assert learned_numbers(config.build("test")) == [*range(6)]  # evaluated without the training files
+
+
 def test_fields_are_told_apart_in_the_cache(chat):
     both = json.dumps({"src": "a", "tgt": "b", "messages": messages(("user", "c"), ("assistant", "d"))})
     assert texts(chat(both, name="both.json").build("train")[0])[1] == "d<|im_end|>"
