@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 from paddle_dp.part import Annotation, settings_of
-from paddle_dp.recipe import Precision
-from paddle_dp.recipe.schema import LoaderSettings, Recipe, Train
+from paddle_dp.recipe import Precision, Recipe
+from paddle_dp.recipe.schema import LoaderSettings, Train
 from paddle_dp.strategies._base import StrategyConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,22 +12,6 @@ from paddle_dp.part.settings import ErrorContext, read_settings
 from paddle_dp.part.shelf import SHELVES, names, summary
 
 __all__ = [
-    "SHELVES",
-    "Annotation",
-    "ErrorContext",
-    "Groups",
-    "ParameterGroup",
-    "Part",
-    "Readers",
-    "Reading",
-    "adapted",
-    "annotate",
-    "find",
-    "freeze",
-    "lazily",
-    "names",
-    "read_part",
-    "read_settings",
-    "settings_of",
-    "summary",
-]
+    "SHELVES", "Annotation", "ErrorContext", "Groups", "ParameterGroup", "Part", "Readers", "Reading", "adapted",
+    "annotate", "find", "freeze", "lazily", "names", "read_part", "read_settings", "settings_of", "summary",
+]  # fmt: skip

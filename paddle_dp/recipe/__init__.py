@@ -5,6 +5,7 @@ settings of a single part; `train/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.read import foreign_code, read_recipe
+from paddle_dp.recipe.recipe import Recipe, check_turns, json_schema
 from paddle_dp.recipe.schema import (
     BatchRamp,
     Ema,
@@ -14,30 +15,12 @@ from paddle_dp.recipe.schema import (
     LoaderSettings,
     Mix,
     Precision,
-    Recipe,
     Train,
     TurnSettings,
-    check_turns,
-    json_schema,
-)
+)  # fmt: skip
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
-    "BatchRamp",
-    "Ema",
-    "EvaluationSettings",
-    "Guard",
-    "Load",
-    "LoaderSettings",
-    "Mix",
-    "Precision",
-    "Recipe",
-    "Train",
-    "TurnSettings",
-    "check_turns",
-    "foreign_code",
-    "json_schema",
-    "read_recipe",
-    "resolved",
-    "write_recipe",
-]
+    "BatchRamp", "Ema", "EvaluationSettings", "Guard", "Load", "LoaderSettings", "Mix", "Precision", "Recipe", "Train",
+    "TurnSettings", "check_turns", "foreign_code", "json_schema", "read_recipe", "resolved", "write_recipe",
+]  # fmt: skip

@@ -12,7 +12,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import KEYS
 from paddle_dp.part.call import Call
 from paddle_dp.recipe.read import foreign_code, read_recipe
-from paddle_dp.recipe.schema import Recipe
+from paddle_dp.recipe.recipe import Recipe
 
 
 def check_all(

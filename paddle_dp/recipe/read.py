@@ -16,7 +16,8 @@ from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part import ErrorContext, names, read_settings
 from paddle_dp.part.config import Keys, show
 from paddle_dp.recipe import code, hf_config
-from paddle_dp.recipe.schema import DEFAULTS, Recipe
+from paddle_dp.recipe.recipe import Recipe
+from paddle_dp.recipe.schema import DEFAULTS
 from paddle_dp.recipe.yaml_document import YamlDocument, parse, read_page
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.files import replacing
-from paddle_dp.recipe.schema import Recipe
+from paddle_dp.recipe.recipe import Recipe
 
 RESOLVED = "recipe.yaml"  # its name in a run's folder
 

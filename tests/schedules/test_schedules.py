@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.errors import RecipeError
+from paddle_dp.recipe import read_recipe
 from paddle_dp.schedules import (
     constant,
     cosine,
@@ -289,6 +291,15 @@ def test_a_plateau_within_the_warm_up_does_not_count() -> None:
         schedule.observe(score)
         seen.append(schedule())
     assert seen == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.25, 0.125])
+
+
+@pytest.mark.parametrize("strategy", ["async_average", "parameter_server"])
+def test_a_recipe_with_plateau_needs_ranks_that_wait(strategy: str) -> None:
+    settings = ["schedule={use: plateau, learning_rate: 0.1}", "strategy={use: parameter_server, mode: sync}"]
+    read_recipe("configs/digits_mlp.yaml", settings)
+    settings[1] = f"strategy={{use: {strategy}{', mode: async' * (strategy == 'parameter_server')}}}"
+    with pytest.raises(RecipeError, match=f"ranks of {strategy} do not wait for one another"):
+        read_recipe("configs/digits_mlp.yaml", settings)
 
 
 def test_a_plateau_without_a_fall_is_a_mistake() -> None:
