@@ -28,12 +28,11 @@ from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, environment, launcher
-from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import ExternalEvents
+from paddle_dp.launch.supervisor import ExternalEvents, Failed, Outcome
 from paddle_dp.text import plural
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -50,7 +49,7 @@ class Script:
     steps: int
     patience: float
 
-    def run(self, ranks: int, folder: Path, replay: Mapping[str, Any] | None = None) -> Failure | int:
+    def run(self, ranks: int, folder: Path, replay: Mapping[str, Any] | None = None) -> Outcome:
         """Runs the script on `ranks` ranks, which write their events to `folder`. Raises EndedError on a signal.
 
         `replay`: the updates that one process is to repeat (see hooks/replay.py).
@@ -197,9 +196,9 @@ def _print_note(text: str) -> None:
 
 def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
     """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges the events."""
-    ended = script.run(ranks, scratch / "many")
+    outcome = script.run(ranks, scratch / "many")
     trace = EventTrace.read(scratch / "many", ranks)
-    failure = _failure(trace, ended, ranks)
+    failure = _failure(trace, outcome, ranks)
     divided = [
         axis for rank in trace.ranks for event in rank.events_of(Divided) for axis in event.degrees.items()
     ]
@@ -209,9 +208,9 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
         return AuditResult(str(script.path), ranks, trace.steps, (), reason)
     alone, (replay, why_not) = None, replay_of(trace)
     if replay is not None:
-        status = script.run(1, scratch / "one", replay)
+        repeated = script.run(1, scratch / "one", replay)
         alone = EventTrace.read(scratch / "one", 1)
-        why_not = _why_it_failed(alone, status)
+        why_not = _why_it_failed(alone, repeated)
     updates = list(recorded(trace, alone if not why_not else None))
     normed = norms(trace, next((distance(update) for update in updates), None))
     sections: tuple[Section, ...] = (
@@ -249,16 +248,17 @@ def _item(trace: EventTrace, step: int) -> dict[str, Any] | None:
     return {"step": step, "names": [update.arrays for update in updates], "sizes": sizes}
 
 
-def _why_it_failed(alone: EventTrace, status: Failure | int) -> str:
+def _why_it_failed(alone: EventTrace, outcome: Outcome) -> str:
     """The reason why the run on one process gave no gradients; "" if it did."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
-    if isinstance(status, Failure):
-        return f"on one process the script fails: {status.kind}: {status.message}".splitlines()[0][:300]
+    if isinstance(outcome, Failed):
+        cause = outcome.cause
+        return f"on one process the script fails: {cause.kind}: {cause.message}".splitlines()[0][:300]
     return "on one process the script ended before its first update"
 
 
-def _failure(trace: EventTrace, ended: Failure | int, ranks: int) -> str:
+def _failure(trace: EventTrace, outcome: Outcome, ranks: int) -> str:
     """The message for the script's own failure on N ranks; "" without one."""
     silent = [
         (rank.number, rank.ended) for rank in trace.ranks if rank.ended and rank.ended.reason == "silent"
@@ -275,9 +275,9 @@ def _failure(trace: EventTrace, ended: Failure | int, ranks: int) -> str:
             f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank "
             f"{', '.join(map(str, unfinished))}: the ranks do not do the same number of collectives."
         )
-    if isinstance(ended, Failure):
-        text = ended.traceback.rstrip() or ended.message
-        return f"The script itself failed, on rank {ended.rank} of {ranks}:\n{text}"
+    if isinstance(outcome, Failed):
+        text = outcome.cause.traceback.rstrip() or outcome.cause.message
+        return f"The script itself failed, on rank {outcome.cause.rank} of {ranks}:\n{text}"
     if unfinished:
         return (
             f"The script ended without a message on {plural(len(unfinished), 'rank')}: "

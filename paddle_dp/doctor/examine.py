@@ -18,13 +18,13 @@ from paddle_dp.errors import EndedError
 from paddle_dp.launch import logs
 from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, Limits, Plan, environment, launcher
-from paddle_dp.launch.failures import Failure, in_a_line
+from paddle_dp.launch.failures import in_a_line
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import meet
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import ExternalEvents
+from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
@@ -109,12 +109,12 @@ def exchange(plan: Plan) -> list[DoctorCheck]:
         outcome = _start(plan, folder)
         seconds = time.perf_counter() - began
         report = folder / "report.json"
-        if outcome == 0 and report.exists():
+        if outcome == Exited() and report.exists():
             return judged(json.loads(report.read_text()), plan, seconds)
         return [_failed(plan, outcome, folder)]
 
 
-def _start(plan: Plan, folder: Path) -> Failure | int:
+def _start(plan: Plan, folder: Path) -> Outcome:
     watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
     plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
     if plan.nodes > 1:
@@ -157,13 +157,14 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     return DoctorCheck("clocks", detail)
 
 
-def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> DoctorCheck:
+def _failed(plan: Plan, outcome: Outcome, folder: Path) -> DoctorCheck:
     ranks = plan.ranks * plan.nodes
-    if isinstance(outcome, Failure):
-        ended_from_outside = outcome.kind.startswith(("SIG", "signal", "left"))
-        first, output = in_a_line(outcome, ranks), outcome.traceback if ended_from_outside else ""
+    if isinstance(outcome, Failed):
+        cause = outcome.cause
+        ended_from_outside = cause.kind.startswith(("SIG", "signal", "left"))
+        first, output = in_a_line(cause, ranks), cause.traceback if ended_from_outside else ""
     else:
-        first, output = f"the launcher ended with {outcome}", logs.tail(folder / "launcher.log", 6)
+        first, output = f"the launcher ended with {outcome.status}", logs.tail(folder / "launcher.log", 6)
     lines = [line for line in output.splitlines() if line.strip()][-6:]
     detail = f"{ranks} ranks could not exchange anything"
     if first_sum(folder).exists():

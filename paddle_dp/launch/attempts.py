@@ -20,14 +20,13 @@ from paddle_dp.errors import UsageError
 from paddle_dp.files import replacing
 from paddle_dp.launch import console, failures, logs
 from paddle_dp.launch.command import Plan, argv, environment
-from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.sizes import LOOK
-from paddle_dp.launch.supervisor import MARK, ExternalEvents, Supervision, board_of
+from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, Outcome, Supervision, board_of
 from paddle_dp.launch.watch import Launcher, PreparedRanks
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
@@ -133,17 +132,19 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited) | {STARTED: repr(started)}
     screen = _screen(plan, variables)
-    ended, supervision = watched(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
-    outcome = AttemptResult(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
-    if not isinstance(ended, Failure):
-        outcome = replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
-    else:
-        outcome = replace(
-            outcome, status=ended.exit_status, cause=ended, consequences=supervision.consequences,
-            log=supervision.log_of(ended.rank), step=max(point.step, supervision.steps.get(ended.rank, 0)),
+    outcome, supervision = watched(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
+    result = AttemptResult(
+        attempt=attempt, status=outcome.status, signal=outside.signals.name, began=point.step,
+        step=max(supervision.steps.values(), default=point.step),
+    )  # fmt: skip
+    if isinstance(outcome, Failed):
+        rank = outcome.cause.rank
+        result = replace(
+            result, cause=outcome.cause, consequences=outcome.consequences, log=supervision.log_of(rank),
+            step=max(point.step, supervision.steps.get(rank, 0)),
         )  # fmt: skip
-    _note_end(outcome, plan, began)
-    return outcome
+    _note_end(result, plan, began)
+    return result
 
 
 def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
@@ -154,9 +155,8 @@ def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
     outside: ExternalEvents,
     screen: BinaryIO | None = None,
     prepared: PreparedRanks | None = None,
-) -> tuple[Failure | int, Supervision]:
-    """Runs the launcher's `command`, or `prepared`, under supervision; returns its exit status, or the failure that
-    ended it.
+) -> tuple[Outcome, Supervision]:
+    """Runs the launcher's `command`, or `prepared`, under supervision; returns how it ended.
 
     `screen` gets rank 0's output in addition to its log. Events from `outside` also end the job. Afterwards none of its
     processes is left.

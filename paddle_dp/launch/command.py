@@ -21,13 +21,8 @@ WORKER = Path(__file__).with_name("worker.py")
 SCRIPT_RANK = Path(__file__).with_name("script_rank.py")
 # Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its arguments.
 LEFTOVERS = (
-    "PADDLE_",
-    "FLAGS_selected_",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "POD_IP",
-    "DISTRIBUTED_TRAINER_ENDPOINTS",
-)
+    "PADDLE_", "FLAGS_selected_", "MASTER_ADDR", "MASTER_PORT", "POD_IP", "DISTRIBUTED_TRAINER_ENDPOINTS",
+)  # fmt: skip
 # On CPUs glibc returns every tensor of 128 KiB and more to the kernel, and gets the next one page by page: half of
 # ResNet-18's page faults. With these variables it keeps them: 0.97 of a step's time, 0.93 of an MLP's, and 2 % more
 # memory, or a third more with large_classifier on two ranks (2-core EPYC, Paddle 3.3.1). 32 MiB is glibc's largest
@@ -75,12 +70,9 @@ class Job:
     @property
     def all_overrides(self) -> tuple[str, ...]:
         """The overrides, and `output_dir` quoted so that YAML reads any path as a string."""
-        folder = (
-            ()
-            if self.output_dir is None
-            else (f"output_dir={json.dumps(str(self.output_dir), ensure_ascii=False)}",)
-        )
-        return (*self.overrides, *folder)
+        if self.output_dir is None:
+            return self.overrides
+        return (*self.overrides, f"output_dir={json.dumps(str(self.output_dir), ensure_ascii=False)}")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -29,11 +29,8 @@ def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
         end(f"ended by {outcome.signal}: no process is left.", plan, outcome.attempt)
     elif outcome.status:
         log = outcome.attempt / "launcher.log"
-        end(
-            f"{logs.tail(log, 12)}\nthe launcher ended with {outcome.status}: {log}\n{why}",
-            plan,
-            outcome.attempt,
-        )
+        text = f"{logs.tail(log, 12)}\nthe launcher ended with {outcome.status}: {log}\n{why}"
+        end(text, plan, outcome.attempt)
     return outcome.status
 
 

@@ -168,14 +168,10 @@ def _user_traceback(error: BaseException, rank: int) -> str:
     user_frames = [
         (frame, line) for frame, line in frames if not _is_library(str(frame.f_globals.get("__name__", "")))
     ]
-    if (
-        not user_frames
-        or len(frames) - len(user_frames) < MAX_LIBRARY_FRAMES
-        or isinstance(error, SyntaxError)
-    ):
+    omitted = len(frames) - len(user_frames)
+    if not user_frames or omitted < MAX_LIBRARY_FRAMES or isinstance(error, SyntaxError):
         return ""
     listed = traceback.StackSummary.extract(iter(user_frames)).format()
-    omitted = len(frames) - len(user_frames)
     rest = f"({omitted} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, next to the log)\n"
     named = traceback.format_exception_only(type(error), error)
     return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
@@ -200,9 +196,8 @@ def first(failures: Iterable[Failure]) -> Failure | None:
 
 def is_on_all_ranks(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> bool:
     """True if all of several ranks ended with the same error, so that none of them caused the others'."""
-    alike = {
-        other.rank for other in consequences if (other.kind, other.message) == (failure.kind, failure.message)
-    }
+    error = (failure.kind, failure.message)
+    alike = {other.rank for other in consequences if (other.kind, other.message) == error}
     return len(alike | {failure.rank}) == ranks > 1
 
 

@@ -78,9 +78,9 @@ def tail(log: Path, lines: int = 30, since: int = 0) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
-    """Returns the last line that matches `line` in a log's last `size` bytes, or ""."""
-    return (line.findall(tail(log, size // 200)) or [""])[-1]
+def last(log: Path, line: re.Pattern[str]) -> str:
+    """Returns the last line that matches `line` in a log's last 64 kB, or ""."""
+    return (line.findall(tail(log, 320)) or [""])[-1]
 
 
 def exit_code(attempt: Path, local_rank: int) -> int | None:

@@ -25,12 +25,12 @@ KERNEL_THREAD = 0x00200000  # PF_KTHREAD of /proc/pid/stat's flags
 EXEC_TIME = 1.0  # seconds that a process may take for replacing its program on a busy machine
 
 
-def die_with_parent(sign: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process `sign` when the thread that started it ends.
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends.
 
     It misses a parent that ended before the call: compare `os.getppid()` afterwards.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -99,10 +99,9 @@ def variable(pid: int, name: str) -> str | None:
             time.sleep(0.001)
     except OSError:
         return None
-    entries, start = environ.split(b"\0"), name.encode() + b"="
-    return next(
-        (entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), None
-    )
+    start = name.encode() + b"="
+    values = (entry[len(start) :] for entry in environ.split(b"\0") if entry.startswith(start))
+    return next((value.decode(errors="replace") for value in values), None)
 
 
 def _has_environment(pid: int) -> bool:
@@ -146,9 +145,9 @@ def send(pids: Iterable[int], sign: int) -> None:
             os.kill(pid, sign)
 
 
-def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
-    """Sends SIGKILL to the processes that `find` returns until it returns none, for `patience` seconds at most."""
-    deadline = time.monotonic() + patience
+def kill_all(find: Callable[[], list[int]]) -> None:
+    """Sends SIGKILL to the processes that `find` returns until it returns none, for 5 s at most."""
+    deadline = time.monotonic() + 5.0
     while (pids := find()) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
         time.sleep(0.02)

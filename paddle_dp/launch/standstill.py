@@ -64,9 +64,7 @@ class Standstill:
         working = [rank for rank in free if (beat := self.beats[rank]) is None or beat.phase != "done"]
         if late := working or ([] if waiting else free):
             return sorted(late, key=lambda rank: -self.since[rank])
-        progress = {
-            rank: (beat.step, PHASES.index(beat.phase), beat.activity) for rank, beat in waiting.items()
-        }
+        progress = {rank: (b.step, PHASES.index(b.phase), b.activity) for rank, b in waiting.items()}
         return [rank for rank in waiting if progress[rank] == min(progress.values())]
 
     @property
@@ -94,13 +92,8 @@ class Standstill:
     def _skipped(self, all_wait: bool) -> str:
         """Returns a hint if ranks wait for each other in different phases of one step, some of them in forward."""
         phases = {(beat.step, beat.phase) for beat in self.beats.values() if beat is not None}
-        names = {phase for _, phase in phases}
-        if (
-            not all_wait
-            or len({step for step, _ in phases}) != 1
-            or "forward" not in names
-            or len(names) == 1
-        ):
+        steps, names = {step for step, _ in phases}, {phase for _, phase in phases}
+        if not all_wait or len(steps) != 1 or len(names) == 1 or "forward" not in names:
             return ""
         return (
             " Did some ranks skip a layer that exchanges in forward, as experts or layers left out at random do? "

@@ -117,9 +117,8 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
 
     if job.entry_point in RUN_ENTRY_POINTS:
         if foreign := foreign_code(job.recipe, job.all_overrides):
-            console.write(
-                f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}"
-            )
+            modules = ", ".join(foreign)
+            console.write(f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {modules}")
         for file, copy in changed(job.recipe):
             console.write(
                 f"{file} differs from the run's copy, {copy}, and runs now in its place. The copy runs where there is "
@@ -141,9 +140,8 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
 
     def opened(goes_on: bool) -> tuple[Plan, Path]:
         there = any((recipe.folder / sign).exists() for sign in SIGNS)
-        return _claimed(
-            replace(plan, memory=memory), recipe.folder, "newest" if goes_on and there else job.resume
-        )
+        resume = "newest" if goes_on and there else job.resume
+        return _claimed(replace(plan, memory=memory), recipe.folder, resume)
 
     strategy, spare = recipe.strategy.config, None
     if strategy.may_lose_ranks:  # nodes with servers must not be lost

@@ -63,11 +63,8 @@ def steady_screen() -> Iterator[None]:
     """Within the context, printing to standard output and error raises no OSError."""
     before = sys.stdout, sys.stderr
     pending = bytearray()
-    now = (
-        _steady(sys.stdout, 1, pending),
-        _steady(sys.stderr, 2, pending if _same_file(1, 2) else bytearray()),
-    )
-    sys.stdout, sys.stderr = now
+    other = pending if _same_file(1, 2) else bytearray()
+    sys.stdout, sys.stderr = now = _steady(sys.stdout, 1, pending), _steady(sys.stderr, 2, other)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from paddle_dp.launch.processes import (
     marked,
     remove_shared_memory,
     send,
-)
+)  # fmt: skip
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
 from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
@@ -53,6 +53,37 @@ class ExternalEvents:
     notify_nodes: Callable[[str], None] = lambda text: None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exited:
+    """All ranks have ended well, or Paddle's launcher has ended by itself and no rank failed. `status`: its exit
+    status."""
+
+    status: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """A signal to this process, number `status` - 128, ended the job at once."""
+
+    status: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A failure ended the job, or the stop that it was asked for (`StoppedError`). `consequences`: later failures, in
+    order of time."""
+
+    cause: Failure
+    consequences: Sequence[Failure] = ()
+
+    @property
+    def status(self) -> int:
+        return self.cause.exit_status
+
+
+Outcome = Exited | Signalled | Failed
+
+
 class Supervision:
     """Waits for a job that `process` started; its ranks write to `attempt` and have `mark` in their environment.
 
@@ -78,53 +109,57 @@ class Supervision:
         self.outside, self.board = outside, board
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits, plan.nodes)
         self.standstill: Standstill | None = None
-        self.consequences: list[Failure] = []  # failures after the first cause, in order of time
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
         self.watch = RankMonitor(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
         self._reported_departures = False
+        self._stop_requested = False  # the ranks have a signal after which they stop in good order
         self._shown = 0  # bytes of the first rank's log that are on the screen
         self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.notify_nodes)
 
-    def wait(self, follower: logs.Follower) -> Failure | int:
-        """Returns the job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
+    def wait(self, follower: logs.Follower) -> Outcome:
+        """Returns how the job has ended. Afterwards none of its processes is left."""
         signals = self.outside.signals
-        patience, times, failed, stop_requested = 0.0, 0, False, False
-
-        def at_once(times: int) -> bool:
-            return times > (1 if stop_requested else 0)
-
+        patience, times = 0.0, 0
+        outcome: Outcome | None = None
         try:
-            written = follower.size
-            while not self._over():
-                if not stop_requested and (line := self._stop_line()) and self._stops():
-                    stop_requested = True
-                    write(line)
-                    send(
-                        self.watch.living, signals.number or signal.SIGUSR1
-                    )  # the ranks inform other nodes' ranks
-                if at_once(signals.times):
-                    break
-                follower.copy(written)  # the size from before the check: nothing printed after a failure
-                self.watch.rest(INTERVAL)
-                written = follower.size
+            self._wait_until_over(follower)
             # A signal that comes from now on, also while the ranks get theirs, is another one.
             times = signals.times
-            if at_once(times):
-                patience = 0.0 if stop_requested or times > 1 else GRACE
-                return 128 + signals.number
+            if self._ends_at_once(times):
+                patience = 0.0 if self._stop_requested or times > 1 else GRACE
+                return Signalled(status=128 + signals.number)
             self._shown = follower.shown
             outcome = self._outcome(signals)
-            failed = isinstance(outcome, Failure)
-            if not failed:
+            if isinstance(outcome, Exited):
                 self.lost.tell_all()
             patience, times = GRACE if self._has_stopped() else 0.0, signals.times
             return outcome
         finally:
             self._end(signals, patience, times)
             self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
+            failed = isinstance(outcome, Failed)
             follower.copy(self._size_before_failure()) if failed else follower.finish()
+
+    def _wait_until_over(self, follower: logs.Follower) -> None:
+        """Copies the first rank's output until the job is over or a signal ends it; passes on a request to stop."""
+        signals, written = self.outside.signals, follower.size
+        while not self._over():
+            if not self._stop_requested and (line := self._stop_line()) and self._stops():
+                self._stop_requested = True
+                write(line)
+                number = signals.number or signal.SIGUSR1
+                send(self.watch.living, number)  # the ranks inform other nodes' ranks
+            if self._ends_at_once(signals.times):
+                return
+            follower.copy(written)  # the size from before the check: nothing printed after a failure
+            self.watch.rest(INTERVAL)
+            written = follower.size
+
+    def _ends_at_once(self, times: int) -> bool:
+        """True if so many signals end the job without patience: the first one may have asked the ranks to stop."""
+        return times > (1 if self._stop_requested else 0)
 
     def _over(self) -> bool:
         """True if all ranks ended well, the launcher is gone, a rank failed or stands still, or the job must end."""
@@ -195,18 +230,17 @@ class Supervision:
         """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
         return None if self.board is None else self.board.read(rank - self.first_rank)
 
-    def _outcome(self, signals: Signals) -> Failure | int:
+    def _outcome(self, signals: Signals) -> Exited | Failed:
         if self.standstill is not None:
-            return self._stood_still(self.standstill)
+            return Failed(cause=self._stood_still(self.standstill))
         times = signals.times
         end = time.monotonic() + self._settle()
         while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()
-        cause = self._cause()
-        if cause is not None:
-            return cause
-        return 0 if self.process.poll() is None else self.process.returncode % 256
+        if (failed := self._failed()) is not None:
+            return failed
+        return Exited(status=0 if self.process.poll() is None else self.process.returncode % 256)
 
     def _settle(self) -> float:
         """Returns the seconds that other ranks have for writing their failures. A killed rank is the cause, whatever
@@ -214,10 +248,10 @@ class Supervision:
         killed = any(departure.code == -signal.SIGKILL for departure in self.watch.failed)
         return KILLED_SETTLE if killed and self.plan.job.restarts else SETTLE
 
-    def _cause(self) -> Failure | None:
+    def _failed(self) -> Failed | None:
         """Returns the first cause, from the failures that ranks have written and from their exit codes."""
         if (status := self.process.poll()) is not None and status < 0:
-            return self._launcher_failure(-status)
+            return Failed(cause=self._launcher_failure(-status))
         lost = self.lost.now()
         failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}
@@ -231,8 +265,8 @@ class Supervision:
                 if departure.code in (0, None) and not late:
                     cause = self._departure_failure(departure)
                     break
-        self.consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
-        return cause
+        consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
+        return None if cause is None else Failed(cause=cause, consequences=consequences)
 
     def _left_early(self) -> list[Departure]:
         """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw."""

@@ -35,7 +35,7 @@ def supervision(tmp_path):
 @pytest.mark.parametrize("when", [99.0, 101.0])
 def test_a_rank_that_left_is_the_cause_of_a_lost_peer(supervision, code, said, when):
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=when, code=code)}
-    cause = supervision._cause()
+    cause = supervision._failed().cause
     assert cause.rank == 1
     assert said in cause.message
 
@@ -50,7 +50,7 @@ def test_a_code_that_the_launcher_saw_first_is_the_one_that_it_wrote(supervision
 
 def test_a_rank_that_ended_much_later_is_not(supervision):
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
-    assert supervision._cause().rank == 0
+    assert supervision._failed().cause.rank == 0
 
 
 @pytest.mark.parametrize(

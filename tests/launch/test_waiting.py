@@ -14,10 +14,9 @@ import pytest
 
 from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, Plan, argv, environment
-from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import Signals, alive, descendants
-from paddle_dp.launch.supervisor import ExternalEvents
+from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
 from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, launched
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
@@ -68,7 +67,7 @@ def misbehave(recipe, options):
     time.sleep(60)
 
 
-def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, **options) -> Failure | int:
+def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, **options) -> Outcome:
     attempt.mkdir()
     extra = {"folder": str(attempt), **options}
     job = Job(recipe=RECIPE, entry_point=f"{__name__}:{function.__name__}", extra=extra, quiet=True)
@@ -88,13 +87,13 @@ def waiting():
 
 @pytest.mark.long
 def test_a_fork_is_what_the_launcher_starts(waiting, tmp_path, monkeypatch):
-    assert run(tmp_path / "before", waiting) == 0
+    assert run(tmp_path / "before", waiting) == Exited()
     pids = [each.pid for each in waiting._waiting]
     monkeypatch.setenv("PADDLE_DP_OF_A_JOB", "new")
     forks, started = (tmp_path / "forks", waiting), (tmp_path / "started", None)
     found = []
     for attempt, these in (forks, started):
-        assert run(attempt, these) == 0
+        assert run(attempt, these) == Exited()
         assert "a rank's own words" in (attempt / "workerlog.1").read_text()
         found.append([json.loads((attempt / f"told.{rank}").read_text()) for rank in range(2)])
     drawn = [number for side in found for rank in side for number in rank["drawn"]]
@@ -118,11 +117,11 @@ def test_a_job_that_ends_badly_takes_nothing_with_it(waiting, tmp_path, how, kin
         tmp_path / "bad", waiting, misbehave, how=how, limit=lambda: how == "stuck" and time.monotonic() > end
     )
     if kind:
-        assert isinstance(found, Failure)
-        assert (found.rank, found.kind) == (1, kind)
+        assert isinstance(found, Failed)
+        assert (found.cause.rank, found.cause.kind) == (1, kind)
     # Not even what rank 1 has started in a session of its own.
     assert not any(descendants(pid) for pid in pids)
-    assert run(tmp_path / "after", waiting) == 0
+    assert run(tmp_path / "after", waiting) == Exited()
     assert [each.pid for each in waiting._waiting] == pids
 
 
@@ -138,8 +137,8 @@ def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(wa
         return False
 
     found = run(tmp_path / "bad", waiting, misbehave, how="stuck", limit=look)
-    assert isinstance(found, Failure) and found.rank == 1
-    assert run(tmp_path / "after", waiting) == 0
+    assert isinstance(found, Failed) and found.cause.rank == 1
+    assert run(tmp_path / "after", waiting) == Exited()
     assert waiting._waiting[1].pid != victim
 
 
@@ -150,7 +149,7 @@ def test_ranks_that_are_needed_early_import_at_once(tmp_path):
     with WaitingRanks() as spares:
         spares.start(plan, environment(plan, os.environ), 600.0)
         pids = [each.pid for each in spares._waiting]
-        assert run(tmp_path / "early", spares) == 0
+        assert run(tmp_path / "early", spares) == Exited()
         assert [each.pid for each in spares._waiting] == pids
 
 

@@ -93,9 +93,8 @@ def outcome_of(
 
 def _clipped(failure: Failure, most: int) -> dict[str, Any]:
     """Returns a failure as JSON of bounded size: it keeps the ends of long texts."""
-    return {
-        name: value[-most:] if isinstance(value, str) else value for name, value in asdict(failure).items()
-    }
+    fields = asdict(failure).items()
+    return {name: value[-most:] if isinstance(value, str) else value for name, value in fields}
 
 
 NAME_WAIT = 60.0  # seconds until node 0's name must resolve: in a cluster, some time after its start
@@ -216,9 +215,8 @@ class _Node:
         now = time.monotonic()
         if not self.quits:
             self.quits = now
-            self.member.send(
-                say="quit", status=128 + self.signals.number, why=f"was ended by {self.signals.name}"
-            )
+            status, why = 128 + self.signals.number, f"was ended by {self.signals.name}"
+            self.member.send(say="quit", status=status, why=why)
         elif now - self.quits > FAREWELL or not self.member.connected:
             console.write(f"ended by {self.signals.name}: no process is left.")
             return 128 + self.signals.number
@@ -236,9 +234,8 @@ class _Node:
         """Chooses the run's folder, the checkpoint to begin from, and the ranks. Runs on node 0."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
-            ranks = self.node_job.sizes.choose_offers(
-                [(number, count) for number, count, _ in message["nodes"]]
-            )
+            offers = [(number, count) for number, count, _ in message["nodes"]]
+            ranks = self.node_job.sizes.choose_offers(offers)
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
@@ -281,16 +278,14 @@ class _Node:
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
                 notify_nodes=lambda text: self.member.send(say="tell", attempt=self.member.attempt, words=text),
             )  # fmt: skip
-            self.result = attempts.run_once(
-                plan, self.logs, self.node_job.inherited, point, self.started, outside
-            )
+            inherited = self.node_job.inherited
+            self.result = attempts.run_once(plan, self.logs, inherited, point, self.started, outside)
         except PaddleDPError as error:
             failure = Failure.from_error(error, numbers.index(self.number) * self.node_job.plan.ranks)
             self.result = AttemptResult(attempt=Path(), status=error.exit_status, cause=failure)
         if self.result.stopped:
-            self.obeyed = (
-                self.signals.times
-            )  # this node may wait long for the others' ranks, and for the verdict
+            # This node may wait long for the others' ranks, and for the verdict.
+            self.obeyed = self.signals.times
         end = end_of(self.result, self.number, self.member.must_end())
         stock = memory.stock(self.node_job.plan.memory) if end["how"] != "done" else None
         self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, memory=stock, **end)
