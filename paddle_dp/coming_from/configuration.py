@@ -16,6 +16,8 @@ from paddle_dp.coming_from.training_args_file import BEGINNING, EARLIER, read_tr
 from paddle_dp.errors import UsageError
 from paddle_dp.unpickle import UnreadObject
 
+Section = dict[str, Any]
+"""A group of a recipe's settings."""
 _LARGEST = 2**22  # bytes of a configuration
 _MOST = 100_000  # values of a configuration, aliases followed
 _PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.configuration import Configuration, Section
 from paddle_dp.coming_from.model_folder import PublishedModel, texts_section
 from paddle_dp.coming_from.trainer_arguments import choice, number, switch
 
-Section = dict[str, Any]
 _FORMS = {"erniekit": {"field": "src", "answers": "tgt"}, "messages": {}}
 _ORDERS = {"interleave_under": "first_exhausted", "interleave_over": "all_exhausted", "random": ""}
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.configuration import Configuration, Section
 from paddle_dp.coming_from.conversations import reads_conversations
 from paddle_dp.coming_from.model_folder import PublishedModel, layers_of, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
     HUGGING_FACE_ALONE,
-    Section,
     batch_section,
     callbacks_section,
     choice,

@@ -10,12 +10,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.configuration import Configuration, Section
 from paddle_dp.coming_from.conversations import conversations_section, packed_section, reads_conversations
 from paddle_dp.coming_from.model_folder import PublishedModel, blocks_of, published_model, texts_section
 from paddle_dp.coming_from.trainer_arguments import (
     HUGGING_FACE_ALONE,
-    Section,
     batch_section,
     callbacks_section,
     choice,

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.coming_from.configuration import Configuration, Section
 from paddle_dp.errors import near
 from paddle_dp.part import find, names
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.part.config import fields_of
 
-Section = dict[str, Any]
 _IDLE: tuple[Any, ...] = (None, False, "", "no", "none", "None", "null", "auto", [], 0)
 # Keys whose default is not off: a switched-off one changes the training. So does a dtype that is "auto".
 _ON = {
