@@ -68,7 +68,7 @@ HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the fi
 ROOMS: dict[str, tuple[int, str]] = {
     "ground": (1000, (
         "__init__.py __main__.py errors.py units.py scores.py batch.py version.py unpickle.py text.py "
-        "digests.py tensors.py files.py adjoint.py kernel_kills.py"
+        "digests.py tensors.py files.py figures.py adjoint.py kernel_kills.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
     "coming_from": (2450, "coming_from/*"),
