@@ -13,9 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from paddle_dp.figures import INK, new_figure
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/learn/exchange.md"
-INK, QUIET = "#1f2933", "#7b8794"
 SHADES = ("#eef2f7", "#c6dcf2", "#9cc5eb", "#6aa3d8", "#3f7fbf")  # by the number of gradients in a part
 
 
@@ -29,13 +30,10 @@ def rows_of(printed: str) -> list[list[list[str]]]:
 
 def draw_ring(rows: list[list[list[str]]], file: Path) -> None:
     """A row for each turn, a group of cells for each rank; the part that has arrived in that turn has a frame."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     ranks = len(rows[0])
-    figure = Figure(figsize=(9, 4.2), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 4.2, dpi=150, facecolor="white", layout="constrained")
     axes = figure.subplots()
     for turn, row in enumerate(rows):
         name = "before" if turn == 0 else f"turn {turn}: {'adds' if turn < ranks else 'copies'}"

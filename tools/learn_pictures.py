@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from paddle_dp.figures import INK, QUIET, new_figure
+
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ROOT / "docs/learn"
-INK, QUIET = "#1f2933", "#7b8794"
 COLOURS = ("#3f7fbf", "#e08a3c", "#6b8e5a")
 AGES = (0, 1, 2, 4, 8, 16)
 MESH = (
@@ -65,11 +66,7 @@ def micro_batches(runs: Path) -> list[tuple[int, float]]:
 
 
 def axes(title: str, across: str, up: str) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4, dpi=150, facecolor="white", layout="constrained")
     drawn = figure.subplots()
     drawn.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
     drawn.set_xlabel(across, fontsize=9, color=QUIET)

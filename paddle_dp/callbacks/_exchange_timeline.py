@@ -14,7 +14,8 @@ from typing import Any
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._files import Files
-from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
+from paddle_dp.callbacks._pictures import add_legend, clear_frame, timeline_figure
+from paddle_dp.figures import INK, QUIET, png_of
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import ExchangeTrace, heartbeat
 from paddle_dp.train import Callback, Moment, Run

@@ -15,12 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from paddle_dp.batch import leaves, mapped
-from paddle_dp.callbacks._pictures import new_figure, picture, png, png_of
+from paddle_dp.callbacks._pictures import picture, png
 from paddle_dp.data import Loader
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, name, read_seeded
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.stream import Stream
+from paddle_dp.figures import new_figure, png_of
 from paddle_dp.mesh.degrees import MODEL_AXES
 from paddle_dp.train import Run
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText

@@ -1,4 +1,4 @@
-"""Pictures that callbacks share: a figure or a sample as PNG, the look of a timeline, a confusion matrix."""
+"""Pictures that callbacks share: a sample as PNG, the look of a timeline, a confusion matrix."""
 
 from __future__ import annotations
 
@@ -8,32 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paddle_dp.figures import INK, new_figure, png_of
+
 if TYPE_CHECKING:
     from paddle_dp.train import Evaluation
 
-INK, QUIET = "#1f2933", "#7b8794"
-# Those of a report's page, by their index there.
-COLOURS = ("#2563b8", "#c2571a", "#1a7f47", "#7a45b0", "#b02a5b", "#0f7d86", "#7a6a12", "#7c8797")
 # The largest numbers of classes with legible numbers in cells, and with legible names on axes.
 _MAX_CELLS, _MAX_NAMES = 20, 40
 _SMALLEST = 64  # pixels of the longer side of a sample
-
-
-def new_figure(width: float, height: float, dpi: int, **settings: Any) -> Any:
-    """An empty figure of so many inches. pyplot is not used: it may open a window system, and keeps every figure in a
-    global list."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=dpi, **settings)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def png_of(figure: Any, **settings: Any) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", **settings)
-    return stream.getvalue()
 
 
 def picture(sample: object) -> np.ndarray | None:

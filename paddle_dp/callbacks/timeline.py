@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline
 from paddle_dp.callbacks._files import Files
-from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
+from paddle_dp.callbacks._pictures import add_legend, clear_frame, timeline_figure
 from paddle_dp.errors import UsageError
+from paddle_dp.figures import INK, QUIET, png_of
 from paddle_dp.plan.pipeline_schedule import Work, WorkSpan, bubble, idle, orders, timeline
 from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive

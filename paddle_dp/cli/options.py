@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from paddle_dp.errors import InstallError, UsageError
+from paddle_dp.files import replacing
+from paddle_dp.units import Quantity
 
 
 def at_hand(recipe: Path) -> Path:
@@ -71,6 +73,20 @@ OutputDir = Annotated[
     typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEED",
+        help="The network of one machine, all its cards together: '800 Gbit/s'; plan takes a DGX's without it.",
+    ),
+]
+Measured = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Take the rates that `scale --probe FILE` has measured.")
+]
+Picture = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it to a .png file, with error bars.")
+]
 Checkpoint = Annotated[str, typer.Option(metavar="CHECKPOINT", help="newest, best, a step or a path.")]
 Averaged = Annotated[
     bool, typer.Option("--ema", help="The averages of the weights (recipe: ema) in their place.")
@@ -130,6 +146,29 @@ def node_options(
     if least_nodes is not None and not may_shrink:
         raise UsageError(f"--nodes {nodes}: give a number, such as --nodes {most_nodes}.")
     return {"nodes": most_nodes, "least_nodes": least_nodes, "master": master, "node_rank": node_rank}
+
+
+def quantity(option: str, kind: type[Quantity], text: str) -> Any:
+    """Parses an option's quantity. Raises UsageError for a text that is none."""
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}.") from None
+
+
+def check_file(option: str, file: Path | None, suffix: str = "") -> None:
+    """Raises UsageError for a file that an option is to write, unless it can be written and has the suffix."""
+    if file is None:
+        return
+    if not file.name.endswith(suffix) or file.is_dir() or not file.absolute().parent.is_dir():
+        kind = f"{suffix} file" if suffix else "file"
+        raise UsageError(f"{option} {file}: give the name of a {kind} in a folder that exists.")
+
+
+def write_picture(file: Path, picture: bytes) -> None:
+    """Writes the file whole or not at all."""
+    with replacing(file) as partial:
+        partial.write_bytes(picture)
 
 
 def split_by_comma(text: str) -> list[str]:

@@ -8,27 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from paddle_dp.cli.options import (
+    Json,
+    Link,
     Master,
+    Measured,
     NodeRank,
     Nodes,
     Overrides,
+    Picture,
     RecipeFile,
+    check_file,
     node_options,
+    quantity,
     recipes_and_settings,
-)
+    write_picture,
+)  # fmt: skip
 from paddle_dp.errors import UsageError
-from paddle_dp.units import Bytes, Duration, LinkSpeed, Quantity
+from paddle_dp.units import Bytes, Duration, LinkSpeed
 
 if TYPE_CHECKING:
     from paddle_dp.plan.devices import Device
     from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import Recipe
-    from paddle_dp.verbs.layout_plan import RecipePlan
 
 
 def parts(
@@ -109,7 +115,7 @@ def _forecast(
     if memory is not None:
         from paddle_dp.launch.silence import import_paddle
 
-        size = _quantity("--memory", Bytes, memory).count
+        size = quantity("--memory", Bytes, memory).count
         import_paddle()
         from paddle_dp.verbs.scale import fits_from
 
@@ -127,14 +133,12 @@ def _forecast(
 
     check_ranks(ranks)
     import_paddle()
-    from paddle_dp.verbs.forecast import Wire, forecast
+    from paddle_dp.verbs.check_screen import Wire, forecast
 
     wire = None
     if link is not None:
-        speed = _quantity("--link", LinkSpeed, link)
-        wire = Wire(
-            link=speed, compute=None if compute is None else _quantity("--compute", Duration, compute)
-        )
+        speed = quantity("--link", LinkSpeed, link)
+        wire = Wire(link=speed, compute=None if compute is None else quantity("--compute", Duration, compute))
     return lambda recipe: forecast(recipe, ranks, build, wire)
 
 
@@ -148,35 +152,21 @@ def plan(
         str,
         typer.Option(metavar="DEVICE", help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16."),
     ] = "a100-80",
-    measured: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="In place of a device: what `scale --probe FILE` has measured."),
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEED",
-            help="A node's network, all its cards together: '800 Gbit/s'; a DGX's without it.",
-        ),
-    ] = None,
+    measured: Measured = None,
+    link: Link = None,
     node: Annotated[int | None, typer.Option(metavar="N", help="Cards in a node; 8 without it.")] = None,
     price: Annotated[float | None, typer.Option(metavar="P", help="Of one card for one hour.")] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the recipe of the layout marked → there.")
     ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw where a step's time goes, and the share of the peak, with bars."
-        ),
-    ] = None,
+    png: Picture = None,
     try_: Annotated[
         int | None,
         typer.Option(
             "--try", metavar="N", help="Train the first N layouts here for some steps, and say who was right."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    json: Json = False,
 ) -> None:
     """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
     within which 8 of 10 published runs lay, bytes, hours, card-hours, price (docs/plan.md).
@@ -190,11 +180,11 @@ def plan(
     chosen = _planned_device(device, probe, link, node)
     if price is not None and not 0 < price <= 1e6:
         raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
-    if png is not None and (png.suffix != ".png" or png.is_dir() or not png.parent.is_dir()):
-        raise UsageError(f"--png {png}: give the name of a .png file in a folder that exists.")
+    check_file("--png", png, ".png")
     import_paddle()
     from paddle_dp.doctor.layout_trial import refuse, trial, trial_fields, trial_lines
     from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
+    from paddle_dp.verbs.plan_picture import draw_plan
     from paddle_dp.verbs.plan_screen import PlanScreen
 
     numbers = rank_numbers(ranks)
@@ -208,7 +198,7 @@ def plan(
         refuse(planned)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if png is not None:
-        _draw(planned, png)
+        write_picture(png, draw_plan(planned))
     tried = None if try_ is None else trial(planned, recipe, overrides or (), try_)
     if json:
         fields = planned.as_fields() | {"written": None if path is None else str(path)}
@@ -228,34 +218,17 @@ def _planned_device(name: str, probe: Probe | None, link: str | None, node: int 
 
     chosen = device_named(name) if probe is None else probe.device()
     if link is not None:
-        speed = _quantity("--link", LinkSpeed, link).bytes_per_second
+        speed = quantity("--link", LinkSpeed, link).bytes_per_second
         chosen = replace(chosen, node_link=speed, family="")  # no published run has this network
     if node is not None:
         chosen = replace(chosen, node=_positive("--node", node), family="")
     return chosen
 
 
-def _draw(planned: RecipePlan, file: Path) -> None:
-    from paddle_dp.files import replacing
-    from paddle_dp.verbs.plan_picture import draw_plan
-
-    picture = draw_plan(planned)
-    with replacing(file) as partial:
-        partial.write_bytes(picture)
-
-
 def _positive(option: str, number: int) -> int:
     if number < 1:
         raise UsageError(f"{option} {number}: give 1 or more.")
     return number
-
-
-def _quantity(option: str, kind: type[Quantity], text: str) -> Any:
-    """Parses an option's quantity. Raises UsageError for a text that is none."""
-    try:
-        return kind.parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}.") from None
 
 
 def new(
@@ -331,7 +304,7 @@ def doctor(
             help="Where the runs are to be; with --prove the file, in place of paddle-dp-proof.json.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    json: Json = False,
     prove: Annotated[
         bool,
         typer.Option(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paddle_dp.cli.options import Averaged, Checkpoint, RunFolder, averaged, require
+from paddle_dp.cli.options import Averaged, Checkpoint, Json, RunFolder, averaged, require
 from paddle_dp.cli.training import NO_TRAINING, start
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
@@ -70,7 +70,7 @@ def _last(run: Path) -> dict[str, Any]:
 
 def why(
     run: RunFolder,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    json: Json = False,
 ) -> None:
     """Show where the time of a run's steps goes, on each rank, and ways to make them shorter.
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paddle_dp.cli.options import Overrides, RecipeFile
+from paddle_dp.cli.options import (
+    Json,
+    Link,
+    Measured,
+    Overrides,
+    Picture,
+    RecipeFile,
+    check_file,
+    quantity,
+    write_picture,
+)  # fmt: skip
 from paddle_dp.errors import UsageError
 from paddle_dp.units import LinkSpeed
 
@@ -22,16 +31,8 @@ def scale(
         typer.Option(metavar="N", help="Ranks of this machine that are measured together; 2 without it."),
     ] = None,
     last: Annotated[int, typer.Option("--to", metavar="N", help="The most ranks that are foretold.")] = 64,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEED", help="The network of one machine, for ranks beyond this one: '10 Gbit/s'."
-        ),
-    ] = None,
-    measured: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take this machine's rates from an earlier --probe FILE."),
-    ] = None,
+    link: Link = None,
+    measured: Measured = None,
     probe: Annotated[
         Path | None,
         typer.Option(
@@ -39,11 +40,9 @@ def scale(
             help="Only measure this machine's rates, and write them for `plan --measured FILE`.",
         ),
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw both curves, with bars and published ones.")
-    ] = None,
+    png: Picture = None,
     minutes: Annotated[float, typer.Option(metavar="MINUTES", help="The most time for all of it.")] = 5.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure this machine and a few steps on 1 rank and on 2; tell what up to 64 ranks would give, with bars.
 
@@ -57,8 +56,11 @@ def scale(
     from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import read_recipe
 
-    _check(last, minutes, {"--probe": probe, "--png": png})
-    speed = None if link is None else _speed(link)
+    if last < 1 or minutes <= 0:
+        raise UsageError(f"scale: --to {last} and --minutes {minutes:g}: give numbers above 0.")
+    check_file("--probe", probe)
+    check_file("--png", png, ".png")
+    speed = None if link is None else float(quantity("--link", LinkSpeed, link).bytes_per_second)
     settings = [*(overrides or ())]
     settings += sizes(recipe, settings, 1).overrides
     if read_recipe(recipe, settings).strategy.name == "single":
@@ -86,19 +88,10 @@ def scale(
         steps = measured_scaling(bench, recipe, settings, read.train.batch, read.train.micro_batches)
     plan = ScalePlan.make(read, rates, steps, last, speed)
     if png is not None:
-        plan.draw(png)
+        write_picture(png, plan.draw())
     print(json_text.dumps(plan.as_fields(), indent=2) if json else "\n".join(plan.lines()))
     if png is not None and not json:
         print(f"{png} is drawn")
-
-
-def _check(last: int, minutes: float, files: Mapping[str, Path | None]) -> None:
-    """Raises UsageError for numbers and files of options that cannot be."""
-    if last < 1 or minutes <= 0:
-        raise UsageError(f"scale: --to {last} and --minutes {minutes:g}: give numbers above 0.")
-    for option, file in files.items():
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise UsageError(f"{option} {file}: give a file in a folder that exists.")
 
 
 def _ranks_here(device: str) -> int:
@@ -106,11 +99,3 @@ def _ranks_here(device: str) -> int:
     from paddle_dp.launch.machine import Machine
 
     return 1 if device != "cpu" and len(Machine.here().devices) == 1 else 2
-
-
-def _speed(text: str) -> float:
-    """Bytes/s. Raises UsageError for a text that is no speed."""
-    try:
-        return float(LinkSpeed.parse(text).bytes_per_second)
-    except ValueError as error:
-        raise UsageError(f"--link: {error}.") from None

@@ -9,43 +9,32 @@ from math import prod
 from paddle_dp.text import plural
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AxisFacts:
-    """The work of the ranks along one axis.
-
-    `role` completes the sentence "ranks …" under pictures, in which the axis has the colour of this index
-    (`report/page.css`).
-    """
+    """`role`: the work of the ranks along an axis, and `colour`: its colour (of `figures.COLOURS`), in pictures. They
+    read different samples (`splits_batch`) or work on the same ones; a parameter's gradient is the sum of theirs
+    (`sums_gradients`) or not; they update the same parameters, also under ZeRO (`replicates`), or different ones."""
 
     role: str
     colour: int
     splits_batch: bool = False
-    """Its ranks read different samples of a batch; else they work on the same samples."""
     sums_gradients: bool = False
-    """A parameter's gradient is the sum of the gradients of its ranks."""
     replicates: bool = False
-    """Its ranks update the same parameters, also under ZeRO."""
 
 
 # Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most. An axis's
 # name is also its setting in a recipe's `strategy`. docs/map.md lists the other files of a new axis.
 AXIS_FACTS = {
-    "data": AxisFacts(
-        role="read different samples", colour=0, splits_batch=True, sums_gradients=True, replicates=True
-    ),
-    "pipeline": AxisFacts(role="hold different layers, one after another", colour=1),
+    "data": AxisFacts("read different samples", 0, splits_batch=True, sums_gradients=True, replicates=True),
+    "pipeline": AxisFacts("hold different layers, one after another", 1),
     "sharding": AxisFacts(
-        role="read different samples, and each keeps a part of the optimizer's state", colour=3, splits_batch=True,
-        sums_gradients=True,
+        "read different samples, and each keeps a part of the optimizer's state", 3,
+        splits_batch=True, sums_gradients=True,
     ),
-    "sequence": AxisFacts(
-        role="hold different tokens of the same texts", colour=2, sums_gradients=True, replicates=True
-    ),
-    "tensor": AxisFacts(role="hold slices of the same layers", colour=4),
+    "sequence": AxisFacts("hold different tokens of the same texts", 2, sums_gradients=True, replicates=True),
+    "tensor": AxisFacts("hold slices of the same layers", 4),
 }  # fmt: skip
-SERVER_FACTS = AxisFacts(
-    role="read nothing, and update a part of the parameters each", colour=6
-)  # of no axis
+SERVER_FACTS = AxisFacts("read nothing, and update a part of the parameters each", 6)  # on no axis
 
 AXES = tuple(AXIS_FACTS)
 SAMPLE_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if facts.splits_batch)

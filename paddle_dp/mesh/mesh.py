@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
-from paddle_dp.mesh.degrees import MODEL_AXES, Degrees
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
 from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, send_at_once
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
@@ -27,10 +27,7 @@ from paddle_dp.mesh.transport import Patience
 if TYPE_CHECKING:
     import paddle
 
-POLL, MAX_POLL = (
-    0.001,
-    0.02,
-)  # seconds between two looks at a count of the store, doubled from one to the next
+POLL, MAX_POLL = 0.001, 0.02  # seconds between two looks at a count of the store, doubled each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +103,10 @@ class Mesh:
     @cached_property
     def is_loss_rank(self) -> bool:
         """True if this rank's losses and scores count: on one rank of each reader, on the last pipeline stage."""
-        counting = dict.fromkeys(MODEL_AXES, 0) | {"pipeline": self.axes.pipeline - 1}
-        return self.reads and all(self.coords[axis] == coord for axis, coord in counting.items())
+        coords = self.coords
+        if not self.reads:
+            return False
+        return coords["pipeline"] == self.axes.pipeline - 1 and not (coords["tensor"] or coords["sequence"])
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Sums `tensor` over the ranks, in place, and returns it."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paddle_dp.errors import UsageError
+from paddle_dp.figures import new_figure, png_of
 from paddle_dp.files import replacing
 from paddle_dp.launch import console
 from paddle_dp.launch.command import typed
@@ -119,16 +120,12 @@ def _write_page(plan: SweepPlan, order: Sequence[TrialRecord]) -> str:
 
 def _write_picture(plan: SweepPlan, records: Sequence[TrialRecord]) -> Any:
     """Writes the picture: the score of each trial in the order of trials, and over each axis."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     scored = [record for record in records if record.score is not None]
     best = ranked(plan, records)[0]
     count = 1 + len(plan.axes)
     columns = min(count, 3)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(4.2 * columns, 3.4 * rows), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * columns, 3.4 * rows, dpi=120, layout="constrained", facecolor="white")
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for panel in panels[count:]:
         panel.set_axis_off()
@@ -143,7 +140,7 @@ def _write_picture(plan: SweepPlan, records: Sequence[TrialRecord]) -> Any:
     )  # fmt: skip
     path = plan.folder / PICTURE
     with replacing(path) as partial:
-        figure.savefig(partial, format="png")
+        partial.write_bytes(png_of(figure))
     return path
 
 

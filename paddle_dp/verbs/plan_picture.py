@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from math import isfinite
 from textwrap import fill
 from typing import Any
 
+from paddle_dp.figures import INK, QUIET, new_figure, png_of
 from paddle_dp.plan.ranking import LayoutRanking, PlannedLayout
 from paddle_dp.plan.step_time import SHARES
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.verbs.layout_plan import RecipePlan
 from paddle_dp.verbs.plan_screen import PlanScreen, described, span_text
 
-INK, QUIET = "#1f2933", "#7b8794"
 # By the names of `SHARES`: blue is work, orange and red are exchanges, grey is lost.
 COLORS = {
     "compute": "#2f6fb5", "update": "#8ab6e3", "tensor": "#d9822b", "sequence": "#f0b429", "stages": "#b44d12",
@@ -37,14 +36,15 @@ def draw_plan(plan: RecipePlan) -> bytes:
     """
     is_curve = len(plan.rankings) > 1
     rows = _curve(plan.rankings) if is_curve else _layouts(plan.rankings[0])
-    figure = _figure(11.5, 1.9 + 0.42 * max(len(rows), 3))
+    height = 1.9 + 0.42 * max(len(rows), 3)
+    figure = new_figure(11.5, height, dpi=130, facecolor="white", layout="constrained")
     figure.suptitle(
         fill(PlanScreen(plan).title(), 120), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold"
     )
     times, shares = figure.subplots(1, 2, width_ratios=(2.1, 1), sharey=not is_curve)
     if not rows:
         times.text(0.5, 0.5, "no layout fits", ha="center", transform=times.transAxes, color=INK)
-        return _png(figure)
+        return png_of(figure)
     _draw_times(times, rows, is_curve)
     if is_curve:
         _draw_scaling(shares, rows)
@@ -52,7 +52,7 @@ def draw_plan(plan: RecipePlan) -> bytes:
         _draw_shares(shares, rows)
     used = [name for name in COLORS if any(row.shares[name] >= 0.001 for _, row in rows)]
     _legend(figure, used, any(not row.rank for _, row in rows))
-    return _png(figure)
+    return png_of(figure)
 
 
 Rows = Sequence[tuple[str, PlannedLayout]]
@@ -181,22 +181,6 @@ def _legend(figure: Any, names: Sequence[str], has_unforetold: bool) -> None:
     figure.legend(
         handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK
     )
-
-
-def _figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches; without pyplot, which may open a window system."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _png(figure: Any) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return stream.getvalue()
 
 
 assert {*COLORS} == {*NAMES} == {*SHARES}

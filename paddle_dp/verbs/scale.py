@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paddle_dp.axes.meta_init import describe_weights
-from paddle_dp.core.parameter_groups import group
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
-from paddle_dp.plan.rank_memory import Blocks, rank_memories
+from paddle_dp.plan.rank_memory import rank_memories
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
-from paddle_dp.verbs.forecast import LOAD, activations, layout_of, sizes_of
+from paddle_dp.verbs.forecast import LOAD, activations, blocks_of, layout_of, sizes_of
 
 TRIED_RANKS = (*range(1, 17), 32, 64, 128, 256, 512, 1024)
 MOST_TOKENS = 8192  # of a product's shape: more rows fill no kernel better
-
-
-def blocks_of(recipe: Recipe) -> Blocks:
-    """The weights of the recipe's model, grouped and adapted as in training, without memory for them."""
-    with lazily():
-        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
-        group(model, recipe.optimizer.groups, before)
-        return describe_weights(model)
 
 
 def fits_from(recipe: Recipe, limit: float) -> Iterator[str]:

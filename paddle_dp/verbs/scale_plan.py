@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, log
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.figures import new_figure, png_of
 from paddle_dp.plan.error_bars import BARS, SCALING
 from paddle_dp.plan.exchange import mean_bytes
 from paddle_dp.plan.probe import Probe
@@ -17,8 +17,7 @@ from paddle_dp.plan.published_scaling import OWNERS, PUBLISHED, PublishedSeries
 from paddle_dp.plan.scaling import ForetoldStep, MeasuredSteps, ScalingModel
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
-from paddle_dp.verbs.forecast import between, layout_of
-from paddle_dp.verbs.scale import blocks_of
+from paddle_dp.verbs.forecast import between, blocks_of, layout_of
 
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose exchange of gradients the formula knows
 WORTH = 0.03  # a change that gives less is not named
@@ -266,11 +265,9 @@ class ScalePlan:
             "probe": self.probe.as_fields(),
         }  # fmt: skip
 
-    def draw(self, file: Path) -> None:
-        """Writes the picture: efficiency of weak scaling, speed-up of strong scaling, with published series."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
+    def draw(self) -> bytes:
+        """The PNG: efficiency of weak scaling, speed-up of strong scaling, with published series."""
+        figure = new_figure(11, 4.2, dpi=110, layout="constrained")
         left, right = figure.subplots(1, 2)
         for series in self.published():
             shares = {n: 100 * share for n, share in series.efficiencies().items()}
@@ -311,7 +308,7 @@ class ScalePlan:
         for axis in (left, right):
             axis.legend(frameon=False, fontsize=7.5)
         figure.suptitle(f"{self.recipe.name} on {self.probe.name}", fontsize=10)
-        figure.savefig(file, dpi=110)
+        return png_of(figure)
 
 
 def _shown(step: ForetoldStep) -> str:

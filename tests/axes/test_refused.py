@@ -191,7 +191,7 @@ PARTS = [
 @pytest.mark.parametrize(("model", "overrides", "said"), PARTS)
 def test_what_every_rank_would_refuse_is_said_before(recipe, model, overrides, said):
     """By `check --ranks`, in the words of a rank."""
-    from paddle_dp.verbs.forecast import forecast
+    from paddle_dp.verbs.check_screen import forecast
 
     found = recipe(model, *overrides)
     with pytest.raises(UsageError, match=said):

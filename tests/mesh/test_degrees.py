@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import paddle_dp.report
-from paddle_dp.callbacks._pictures import COLOURS
+from paddle_dp.figures import COLOURS
 from paddle_dp.mesh.degrees import (
     AXES,
     AXIS_FACTS,

@@ -20,7 +20,7 @@ from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._alone import place_alone
 from paddle_dp.units import Recompute
-from paddle_dp.verbs.forecast import forecast
+from paddle_dp.verbs.check_screen import forecast
 from tests.jobs import comparisons_in_forks
 from tests.parity import weights
 from tests.ranks import ROOT, run_ranks

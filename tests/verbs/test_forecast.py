@@ -8,7 +8,8 @@ from paddle_dp.axes import meta_init
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.recipe import read_recipe
 from paddle_dp.units import Duration, LinkSpeed
-from paddle_dp.verbs.forecast import Wire, between, forecast, layout_of
+from paddle_dp.verbs.check_screen import Wire, forecast
+from paddle_dp.verbs.forecast import between, layout_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGE = {  # parameters as published (llama, table 2's "6.7B" to the digit), or as Megatron-LM counts them

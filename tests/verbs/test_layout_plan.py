@@ -16,7 +16,8 @@ from paddle_dp.plan.error_bars import STAGE3
 from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount, duration
-from paddle_dp.verbs.forecast import forecast, layout_of
+from paddle_dp.verbs.check_screen import forecast
+from paddle_dp.verbs.forecast import layout_of
 from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
 from paddle_dp.verbs.plan_screen import PlanScreen
 from tests.plan.test_probe import probe as measured_probe

@@ -19,7 +19,7 @@ SHRUNK = ("model.depth=6", "train.batch=64", "train.micro_batches=2", "train.len
 
 def figure_of(monkeypatch: pytest.MonkeyPatch, ranks: list[int], *settings: str) -> tuple[RecipePlan, Any]:
     drawn: list[Any] = []
-    monkeypatch.setattr(plan_picture, "_png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(plan_picture, "png_of", lambda figure: drawn.append(figure) or b"")
     plan = RecipePlan.make(RECIPE, [*SHRUNK, *settings], ranks, DEVICES["a100-80"])
     draw_plan(plan)
     return plan, drawn[0]

@@ -9,7 +9,8 @@ import pytest
 from paddle_dp.cli import main
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount
-from paddle_dp.verbs.forecast import LOAD, forecast
+from paddle_dp.verbs.check_screen import forecast
+from paddle_dp.verbs.forecast import LOAD
 from paddle_dp.verbs.scale import fits_from
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

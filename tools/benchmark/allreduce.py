@@ -36,6 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from paddle_dp.figures import new_figure
 from paddle_dp.units import Bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -281,12 +282,8 @@ def write(rows: Sequence[Measured], file: Path) -> None:
 
 def picture(rows: Sequence[Measured], file: Path) -> None:
     """Time by size, and the bus bandwidth by size, each beside both ceilings."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.4))
+    figure = new_figure(12, 4.4, dpi=110)
+    left, right = figure.subplots(1, 2)
     colors = dict(zip(OPERATIONS, ("#1f5fa8", "#c2551b", "#2f8a4b", "#8a3f9c"), strict=True))
     many = sorted({row.ranks for row in rows if row.operation in OPERATIONS})
     for operation, ranks in dict.fromkeys((row.operation, row.ranks) for row in rows):
@@ -317,7 +314,7 @@ def picture(rows: Sequence[Measured], file: Path) -> None:
     right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
     right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from paddle_dp.figures import new_figure
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -157,13 +159,9 @@ def read_page(page: str, panel: tuple[str, int, str]) -> tuple[dict[str, float |
 
 def picture(seconds: Mapping[str, float | None], title: str, file: Path) -> None:
     """A bar for each way, the fastest first, with its seconds; the ways of `data_parallel` are darker."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     ways = sorted(seconds, key=lambda way: seconds[way] or math.inf)
-    figure, panel = pyplot.subplots(figsize=(7, 0.6 + 0.27 * len(ways)))
+    figure = new_figure(7, 0.6 + 0.27 * len(ways), dpi=100)
+    panel = figure.subplots()
     for row, way in enumerate(ways):
         color = "#1f77b4" if way.startswith("data_parallel") else "#9ecae1"
         panel.barh(row, seconds[way] or 0, color=color)
@@ -176,4 +174,4 @@ def picture(seconds: Mapping[str, float | None], title: str, file: Path) -> None
     panel.set_xmargin(0.12)
     figure.suptitle(title, fontsize=10, x=0.02, ha="left")
     figure.tight_layout()
-    figure.savefig(file, dpi=100)
+    figure.savefig(file)

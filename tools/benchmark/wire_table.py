@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_dp.figures import new_figure
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -75,30 +77,19 @@ def _cells(row: Row | None) -> str:
 
 def picture(rows: Sequence[Row], file: Path) -> None:
     """A panel for each link: bars of the measured steps, a line at each one's bound, and one where nothing overlaps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     links = list(dict.fromkeys(row.link for row in rows))
     names = list(dict.fromkeys(row.layout for row in rows))
     height = 1.2 + 0.3 * len(names)
-    figure, panels = pyplot.subplots(
-        1, len(links), figsize=(4 * len(links) + 2, height), sharey=True, squeeze=False
-    )
+    figure = new_figure(4 * len(links) + 2, height, dpi=110)
+    panels = figure.subplots(1, len(links), sharey=True, squeeze=False)
     for panel, link in zip(panels[0], links, strict=True):
         for row in (row for row in rows if row.link == link):
             place = names.index(row.layout)
             panel.barh(place, row.ms, color="#9dbbe0", height=0.6)
             if row.bound_ms is not None and row.exposed_ms is not None:
                 panel.plot([row.bound_ms] * 2, [place - 0.38, place + 0.38], color="#1a7f37", linewidth=2.5)
-                panel.plot(
-                    [row.exposed_ms] * 2,
-                    [place - 0.38, place + 0.38],
-                    color="#b35900",
-                    linewidth=1,
-                    dashes=(2, 1),
-                )
+                exposed = {"color": "#b35900", "linewidth": 1, "dashes": (2, 1)}
+                panel.plot([row.exposed_ms] * 2, [place - 0.38, place + 0.38], **exposed)
         panel.set_title(link)
         panel.set_xlabel("ms a step")
         panel.spines[["top", "right"]].set_visible(False)
@@ -106,4 +97,4 @@ def picture(rows: Sequence[Row], file: Path) -> None:
     panels[0][0].invert_yaxis()
     figure.text(0.01, 0.01, "green: the bound; dashed: nothing is sent while a rank computes", fontsize=8)
     figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(file, dpi=110)
+    figure.savefig(file)

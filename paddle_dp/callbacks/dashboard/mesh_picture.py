@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddle_dp.callbacks._pictures import COLOURS, new_figure, png_of
+from paddle_dp.figures import COLOURS, new_figure, png_of
 from paddle_dp.mesh.degrees import AXIS_FACTS, SERVER_FACTS, Degrees
 
 # A rank's box; in its units, the margin of a frame and the height of its name; the largest number of frames in a row.

@@ -1,0 +1,272 @@
+"""The lines of `paddle-dp check --ranks`: a rank's memory and traffic, without starting the job; `--build` builds a
+rank's layers.
+
+The screen shows bytes and seconds in three digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paddle_dp.axes.meta_init import built, describe_weights
+from paddle_dp.core.parameter_groups import describe_groups, group
+from paddle_dp.data.arrays import describe
+from paddle_dp.data.prepared import prepared
+from paddle_dp.data.randomness import restoring_globals
+from paddle_dp.data.sample import read_sample
+from paddle_dp.data.stream import as_dataset
+from paddle_dp.errors import DataError, PaddleDPError, UsageError
+from paddle_dp.part import adapted, lazily
+from paddle_dp.part.groups import turns_of
+from paddle_dp.plan.bound import Compute, bound
+from paddle_dp.plan.exchange import Sent, sent
+from paddle_dp.plan.rank_memory import (
+    Blocks,
+    Layout,
+    RankMemory,
+    rank_memories,
+    rank_memory,
+    total_parameters,
+)
+from paddle_dp.recipe import Recipe
+from paddle_dp.text import amount, duration, plural
+from paddle_dp.train.meter import peak_memory
+from paddle_dp.units import Duration, LinkSpeed
+from paddle_dp.verbs.forecast import (
+    activation_bytes,
+    activation_format,
+    activations,
+    between,
+    layout_of,
+    order_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """The inputs of a step-time forecast: the link's speed, and a rank's compute time in a step."""
+
+    link: LinkSpeed
+    compute: Duration | None = None
+
+
+def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
+    """Yields lines for the screen: the layout, the whole model, one rank's part, its traffic and, over a `wire`, the
+    time for it. The rank is `rank`, with its layers built, too, or the one with the most memory; with servers, each
+    server and a worker have lines. Raises UsageError for a layout that cannot run, PaddleDPError if the built layers
+    have another number of parameters than computed.
+    """
+    layout = layout_of(recipe, ranks)
+    if recipe.train.device == "auto" and not layout.accelerator:
+        yield "this strategy is for CPUs only: train.device=auto must find no accelerator"
+    yield from _first_sample(recipe)
+    if rank is not None and not 0 <= rank < ranks:
+        raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
+    with lazily():
+        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+        group(model, recipe.optimizer.groups, before)
+        remarks = recipe.optimizer.prepare(model)
+        turns = {name: turn.match for name, turn in recipe.turns.items()}
+        remarks += [
+            f"turn {name}, every {recipe.turns[name].every}: {plural(len(trained), 'parameter')}, "
+            f"{sum(int(parameter.size) for parameter in trained):,} numbers, "
+            f"{(recipe.turns[name].optimizer or recipe.optimizer).name}"
+            for name, trained in (turns_of(turns, model) if turns else {}).items()
+        ]
+        blocks: Blocks = describe_weights(model)
+    if recipe.optimizer.groups or recipe.adapter:
+        yield from describe_groups(model, recipe.optimizer.groups)
+    yield from remarks
+    try:
+        layout, blocks = recipe.strategy.config.assigned(
+            recipe, layout, blocks, activation_bytes(recipe, layout)
+        )
+    except DataError as error:
+        yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
+    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
+    memories = rank_memories(blocks, layout) if rank is None else [rank_memory(blocks, layout, rank)]
+    shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
+    for memory in memories if layout.degrees.servers else [shown]:
+        yield from _described(recipe, layout, blocks, memory)
+    if layout.degrees.servers:
+        yield from _with_servers(layout, blocks, wire)
+    elif ranks > 1:
+        yield from _exchange(recipe, layout, blocks, shown.rank, wire)
+    if layout.accelerator and recipe.train.device == "auto" and recipe.train.precision.is_low:
+        yield "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
+    if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
+        yield _built(recipe, layout, shown)
+
+
+def summed(sizes: Mapping[str, float]) -> str:
+    """ "weights 128 MB, gradients 128 MB: 256 MB in all"."""
+    terms = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
+    return f"{terms}: {amount(sum(sizes.values()))} in all"
+
+
+def _first_sample(recipe: Recipe) -> Iterator[str]:
+    """Yields a line on the first sample as the model gets it, if samples are padded. Raises UsageError if loader.pad
+    names inputs that the sample does not have."""
+    if not recipe.loader.pad:
+        return
+    try:
+        with restoring_globals():
+            dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+            inputs, targets = read_sample(dataset, 0)
+    except DataError as error:
+        yield f"loader.pad: not compared with the data, which cannot be read here: {error}"
+        return
+    yield f"the first sample, padded: {describe(inputs)}, target {describe(targets)}"
+
+
+def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
+    coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in layout.degrees.split_axes)
+    coords = layout.degrees.role(memory.rank) or coords
+    stored, held = memory.state.parameters / layout.widths.parameter, "holds"
+    if layout.sharding_stage == 3 and layout.degrees.sharding > 1:  # each parameter has one owner
+        held = f"stores 1/{round(memory.parameters / stored)} of" if stored else "stores none of"
+    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {held} {memory.parameters:,} parameters"
+    yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
+    sizes = _sizes(recipe, layout, blocks, memory)
+    if layout.replicas == 1:
+        yield summed(sizes)
+    elif layout.devices == 1:
+        yield f"its {layout.replicas} copies: {summed(sizes)}"
+    else:
+        yield f"the first copy's device: {summed(sizes)}"
+        yield from _further_devices(layout.replicas - 1, sizes)
+
+
+def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
+    """The bytes that the rank holds, by name."""
+    sizes = {
+        "weights": memory.state.parameters,
+        "gradients": memory.state.gradients,
+        "optimizer": memory.state.optimizer,
+    }
+    if memory.extra:
+        sizes[_buffers_label(layout)] = memory.extra
+    if memory.transient:
+        sizes[_transit_label(layout)] = memory.transient
+    forward = activations(recipe, layout, blocks, memory)
+    if forward is not None:
+        name = (
+            "activations (estimate, flash attention)"
+            if activation_format(recipe, layout).flash
+            else "activations (estimate)"
+        )
+        sizes[name] = forward
+    return sizes
+
+
+def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
+    """Yields lines on the `count` devices of a process with replicas after the first, which holds `sizes`."""
+    copied = {name: size for name, size in sizes.items() if name != "optimizer"}
+    yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(copied)}"
+    weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
+    yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
+
+
+def _buffers_label(layout: Layout) -> str:
+    """The name of a rank's extra bytes."""
+    if layout.copies:
+        return "copies of the weights"
+    return "errors of compression" if layout.compress else "buffers of the exchange"
+
+
+def _transit_label(layout: Layout) -> str:
+    """The name of a rank's transient bytes at their peak."""
+    if layout.degrees.servers:
+        return "on their way from and to the workers" if layout.asynchronous else "received gradients"
+    and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
+    return f"weights of other owners{and_more} at work or under way"
+
+
+def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
+    """Yields lines on the rank's traffic in a step; over a wire also its time, and the shortest step."""
+    activations = between(recipe, layout)
+    transfers = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
+    total = sum(each.bytes for each in transfers)
+    summary = ", ".join(
+        f"{axis} {amount(size)} of {payload}" for (axis, payload), size in _by_axis(transfers).items()
+    )
+    degrees = layout.degrees
+    unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
+    unknown = unknown if layout.branches is None else not layout.branches.outputs
+    left_out = " (activations are counted for transformers only)" if unknown else ""
+    if summary or not unknown:
+        yield f"a step sends {amount(total)}: {summary}{left_out}" if summary else "a step sends nothing"
+    else:
+        yield "a step sends activations, which are counted for transformers only"
+    if wire is None:
+        return
+    speed = wire.link.bytes_per_second
+    alone = f"over {wire.link} that takes {duration(total / speed)}"
+    if wire.compute is None:
+        yield alone
+        return
+    compute, order = Compute.from_seconds(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
+    best, worst = (duration(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
+    yield (
+        f"{alone}: a step that computes for {duration(compute.total)} lasts {best} at least, and {worst} where nothing "
+        "is sent meanwhile"
+    )
+
+
+def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator[str]:
+    """Yields lines on the traffic of each server and of a worker in a step; over a wire also the shortest step."""
+    degrees = layout.degrees
+    exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in range(degrees.servers + 1)}
+    for rank, transfers in exchanges.items():
+        sender = degrees.role(rank) if rank < degrees.servers else "each worker"
+        out, into = (
+            " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each)))
+            for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)
+        )
+        at_most = " at most" if layout.pulls_rows else ""
+        yield f"a step: {sender} sends{at_most} {out} and takes{at_most} {into}"
+    if layout.pulls_rows:
+        yield "of a table that is pulled by rows a step moves the rows that its samples read: less than these bytes"
+    if wire is None or layout.pulls_rows:
+        return
+    speed = wire.link.bytes_per_second
+    compute = Compute.from_seconds(0.0 if wire.compute is None else wire.compute.seconds)
+    slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
+    computes = "" if wire.compute is None else f" a step that computes for {duration(compute.total)} lasts"
+    takes = f"{computes or ' a step takes'} {duration(slowest)} at least"
+    yield f"over {wire.link}{takes}, for the busiest link is a server's"
+
+
+def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:
+    sizes: dict[tuple[str, str], float] = {}
+    for each in transfers:
+        sizes[each.axis, each.payload] = sizes.get((each.axis, each.payload), 0.0) + each.bytes
+    return sizes
+
+
+def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
+    return " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in stages)
+
+
+def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
+    """Builds that rank's layers on the CPU. Raises PaddleDPError unless their number of parameters is as computed."""
+    import paddle
+
+    paddle.set_device("cpu")
+    tensor, size = memory.coords["tensor"], layout.degrees.tensor
+    layers = recipe.strategy.config.rank_layers(recipe, memory)
+    if layers is None:
+        layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
+    parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
+    count = sum(int(p.size) for p in parameters)
+    size = sum(int(p.size) * p.element_size() for p in parameters)
+    if count != memory.parameters:
+        raise PaddleDPError(
+            f"rank {memory.rank} was built with {count:,} parameters, but {memory.parameters:,} were computed: the "
+            f"`cuts` and `blocks` of {recipe.model.name} do not describe all of its layers."
+        )
+    return (
+        f"built: {count:,} parameters, as planned, {amount(size)} in float32; "
+        f"peak memory of this process {amount(peak_memory('cpu'))}"
+    )
