@@ -7,13 +7,16 @@ is removed at the end, after an error and Ctrl-C, too.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from paddle_dp.units import LinkSpeed
 
@@ -117,3 +120,36 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def check(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
+    """Raises RuntimeError with the last words of a node that failed."""
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"{process.args!r}: status {process.returncode}\n{said}")
+
+
+def events(
+    metrics: Path, processes: Sequence[subprocess.Popen[bytes]], patience: float
+) -> Iterator[dict[str, Any]]:
+    """Each line of a job's metrics, as soon as it is there, until its processes have ended. Raises TimeoutError after
+    `patience` seconds."""
+    deadline, file = time.monotonic() + patience, None
+    while time.monotonic() < deadline:
+        ended = [process.poll() for process in processes]
+        file = file or (metrics.open() if metrics.exists() else None)
+        yield from new_events(file) if file else ()
+        if None not in ended or any(ended):
+            return
+        time.sleep(0.002)
+    raise TimeoutError(f"{metrics}: a job took more than {patience:g} s")
+
+
+def new_events(file: TextIO) -> Iterator[dict[str, Any]]:
+    """The lines that a file of metrics has gained; not one that is still being written."""
+    at = file.tell()
+    while (line := file.readline()).endswith("\n"):
+        at = file.tell()
+        yield json.loads(line)
+    file.seek(at)

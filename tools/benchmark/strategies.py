@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import json
 import os
 import signal
 import statistics
@@ -38,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
-from tools.benchmark.namespaces import Cluster, cluster, end, why_not
+from tools.benchmark.namespaces import Cluster, check, cluster, end, events, why_not
 from tools.benchmark.strategies_table import (
     Faulty,
     Point,
@@ -278,7 +277,7 @@ class Bench:
         processes, logs, metrics = self.start(way, ranks, task, words, alone)
         follows = Followed(way.servers, ranks if alone else 1)
         try:
-            for event in events(metrics, processes):
+            for event in events(metrics, processes, PATIENCE):
                 follows.event(event, [self.box.sent(process, device) for process in processes])
             check(processes, logs)
         except TimeoutError:
@@ -329,7 +328,7 @@ class Bench:
         processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
         rates = []
         try:
-            for event in events(metrics, processes):
+            for event in events(metrics, processes, PATIENCE):
                 if event["event"] == "step":
                     rates.append(event["samples_per_second"])
         finally:
@@ -344,7 +343,7 @@ class Bench:
         processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
         killed_at = 0.0
         try:
-            for event in events(metrics, processes):
+            for event in events(metrics, processes, PATIENCE):
                 if event["event"] == "step" and event["step"] >= 40 and not killed_at:
                     os.kill(pid_of(victim, processes[0].pid), signal.SIGKILL)
                     killed_at = time.monotonic()
@@ -359,24 +358,6 @@ class Bench:
             if status == 0
             else f"ends in {took:.1f} s, status {status}: {first}"
         )
-
-
-def events(metrics: Path, processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any]]:
-    """Each line of a job's metrics, as soon as it is there, until its processes have ended."""
-    deadline, file, rest = time.monotonic() + PATIENCE, None, ""
-    while time.monotonic() < deadline:
-        over = all(process.poll() is not None for process in processes)
-        over = over or any(process.poll() for process in processes)
-        file = file or (metrics.open() if metrics.exists() else None)
-        while file and (line := file.readline()):
-            rest += line
-            if rest.endswith("\n"):
-                yield json.loads(rest)
-                rest = ""
-        if over:
-            return
-        time.sleep(0.002)
-    raise TimeoutError(f"a training took more than {PATIENCE:g} s")
 
 
 def pid_of(rank: int, parent: int) -> int:
@@ -407,14 +388,6 @@ def ancestors(pid: int) -> Iterator[int]:
     while pid > 1:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         yield pid
-
-
-def check(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
-    """Raises RuntimeError with the last words of a node that failed."""
-    for process, log in zip(processes, logs, strict=True):
-        if process.returncode:
-            said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"status {process.returncode}\n{said}")
 
 
 if __name__ == "__main__":

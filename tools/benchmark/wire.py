@@ -26,11 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -40,7 +38,7 @@ from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
-from tools.benchmark.namespaces import Cluster, cluster, end, why_not
+from tools.benchmark.namespaces import Cluster, check, cluster, end, events, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
@@ -252,13 +250,7 @@ class Bench:
     def on_all(self, command: list[str]) -> list[str]:
         """What a command printed on each node."""
         logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
-        processes = [self.box.start(node, command, log, self.variables) for node, log in enumerate(logs)]
-        try:
-            for process in processes:
-                process.wait(timeout=300)
-        finally:
-            end(processes)
-        check(processes, logs)
+        wait([self.box.start(node, command, log, self.variables) for node, log in enumerate(logs)], logs)
         return [log.read_text() for log in logs]
 
     def launched(self, module: str, arguments: list[str]) -> None:
@@ -278,12 +270,7 @@ class Bench:
             )
             for node, log in enumerate(logs)
         ]  # fmt: skip
-        try:
-            for process in processes:
-                process.wait(timeout=300)
-        finally:
-            end(processes)
-        check(processes, logs)
+        wait(processes, logs)
 
     def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
         """Milliseconds of a step over each link, and bytes that leave a node in a step."""
@@ -329,11 +316,12 @@ class Bench:
         took: list[list[float]] = [[] for _ in self.links]
         counts: list[tuple[int, float]] = []
         try:
-            for step, seconds in steps_of(metrics, processes):
+            for event in (e for e in events(metrics, processes, 600.0) if e["event"] == "step"):
+                step = event["step"]
                 place, within = divmod(step - 1, steps)
                 counts.append((step, statistics.mean(self.box.sent(process) for process in processes)))
                 if within >= FIRST + EVERY - 1:
-                    took[place].append(1e3 * seconds)
+                    took[place].append(1e3 * event["seconds_per_step"])
                 if within == steps - 1 and place + 1 < len(self.links):
                     self.box.limit(self.links[place + 1])
         finally:
@@ -350,36 +338,14 @@ class Bench:
         return [self.typical(each) for each in took], size
 
 
-def steps_of(metrics: Path, processes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[int, float]]:
-    """(step, seconds per step) of each line of a job's metrics, as soon as it is there."""
-    deadline, file = time.monotonic() + 600, None
-    while time.monotonic() < deadline:
-        ended = [process.poll() for process in processes]
-        over = None not in ended or any(ended)
-        file = file or (metrics.open() if metrics.exists() else None)
-        yield from new_steps(file) if file else ()
-        if over:
-            return
-        time.sleep(0.002)
-    raise TimeoutError(f"{metrics}: a job took more than 10 minutes")
-
-
-def new_steps(file: TextIO) -> Iterator[tuple[int, float]]:
-    at = file.tell()
-    while (line := file.readline()).endswith("\n"):
-        at = file.tell()
-        event = json.loads(line)
-        if event["event"] == "step":
-            yield event["step"], event["seconds_per_step"]
-    file.seek(at)  # the rest of a line that is being written
-
-
-def check(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
-    """Raises RuntimeError with the last words of a node that failed."""
-    for process, log in zip(processes, logs, strict=True):
-        if process.returncode:
-            said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"{process.args!r}: status {process.returncode}\n{said}")
+def wait(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
+    """Waits up to 300 s for each process, and ends all. Raises as `check` does."""
+    try:
+        for process in processes:
+            process.wait(timeout=300)
+    finally:
+        end(processes)
+    check(processes, logs)
 
 
 def whole_bytes(recipe: Path) -> int:
