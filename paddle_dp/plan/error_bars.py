@@ -21,9 +21,8 @@ NARROW = 2048  # a block's width up to which kernels are too short for shares of
 TIE = 1.15
 # Beyond one node, from measured steps on 1 and 8 cards: 42 points of Paddle's own published series, to 256 cards.
 SCALING = 1.05
-# Sharding stage 3: 8 of 10 published runs took so many times their forecast, so it is not foretold.
+# Sharding stage 3: 8 of 10 published runs, of 13, took so many times their forecast, so it is not foretold.
 STAGE3 = (1.2, 4.3)
-STAGE3_RUNS = 13
 
 
 def bar_class(family: str, width: float) -> BarClass:

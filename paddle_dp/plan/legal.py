@@ -164,10 +164,10 @@ def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:
         yield f"{product} does not divide the length ({shape.length}), which sequence_parallel cuts"
 
 
-def layouts(ranks: int, axes: tuple[str, ...] = AXES) -> Iterator[Degrees]:
-    """Every way to split `ranks` over `axes`."""
-    for sizes in _factors(ranks, len(axes)):
-        yield Degrees(**dict(zip(axes, sizes, strict=True)))
+def layouts(ranks: int) -> Iterator[Degrees]:
+    """Every way to split `ranks` over the axes."""
+    for sizes in _factors(ranks, len(AXES)):
+        yield Degrees(**dict(zip(AXES, sizes, strict=True)))
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -179,9 +179,7 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *others) for others in _factors(number // first, count - 1))
 
 
-def legal_layouts(
-    shape: Shape, ranks: int, near: Degrees | None = None, axes: tuple[str, ...] = AXES
-) -> list[Degrees]:
+def legal_layouts(shape: Shape, ranks: int, near: Degrees | None = None) -> list[Degrees]:
     """The layouts that can run, nearest to `near` first: by the number of axes changed, then the size of changes."""
 
     def distance(degrees: Degrees) -> tuple[int, float]:
@@ -190,15 +188,15 @@ def legal_layouts(
         ratios = [max(degrees[a], near[a]) / min(degrees[a], near[a]) for a in AXES if a != "data"]
         return (sum(ratio > 1 for ratio in ratios), sum(ratios))
 
-    return sorted((d for d in layouts(ranks, axes) if not problems(d, shape, ranks)), key=distance)
+    return sorted((d for d in layouts(ranks) if not problems(d, shape, ranks)), key=distance)
 
 
-def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = AXES) -> str | None:
-    """One sentence on why the layout cannot run and which near ones over `axes` can; None if it can."""
+def refusal(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
+    """One sentence on why the layout cannot run and which near ones can; None if it can."""
     reasons = problems(degrees, shape, ranks)
     if not reasons:
         return None
-    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees, axes)[:3]]
+    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3]]
     if not near:
         return f"strategy: {'; '.join(reasons)}. No layout of {ranks} ranks fits."
     return (

@@ -35,17 +35,17 @@ def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[in
     repeated = [n for n in twice if n in expected]
     foreign = [n for n in twice if n not in expected]
     if repeated:
-        phrases.append(f"{_things('sample', repeated)} read {times(read[repeated[0]])}")
+        phrases.append(f"{_samples(repeated)} read {times(read[repeated[0]])}")
     if foreign:
-        phrases.append(f"{_things('sample', foreign)} read, which one process does not read in this step")
+        phrases.append(f"{_samples(foreign)} read, which one process does not read in this step")
     if never:
-        phrases.append(f"{_numbers(never)} never" if phrases else f"{_things('sample', never)} never read")
+        phrases.append(f"{_numbers(never)} never" if phrases else f"{_samples(never)} never read")
     return ", ".join(phrases)
 
 
-def _things(thing: str, numbers: Sequence[int]) -> str:
+def _samples(numbers: Sequence[int]) -> str:
     is_plural = len(set(numbers)) > 1
-    return f"{thing}{'s' * is_plural} {_numbers(numbers)} {'were' if is_plural else 'was'}"
+    return f"sample{'s' * is_plural} {_numbers(numbers)} {'were' if is_plural else 'was'}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -223,6 +223,6 @@ def divided() -> dict[str, int]:
         "tensor": group.get_model_parallel_world_size(),
         "pipeline": group.get_pipe_parallel_world_size(),
         "sharding": group.get_sharding_parallel_world_size(),
-        "sep": group.get_sep_parallel_world_size(),
+        "sequence": group.get_sep_parallel_world_size(),
     }
     return {axis: degree for axis, degree in degrees.items() if degree > 1}
