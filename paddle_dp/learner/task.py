@@ -44,8 +44,9 @@ from paddle_dp.learner.runner import BatchRunner, Dropout
 from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.device import moved, on
+from paddle_dp.model.bias_on_cpu import quick_biases
 from paddle_dp.model.compiled import compiled
-from paddle_dp.model.quick_layers import quick_biases, quick_convolutions
+from paddle_dp.model.convolution_on_cpu import quick_convolutions
 from paddle_dp.recipe import Precision
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]

@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from paddle_dp.model.quick_layers import ELEMENTS, linear, quick_biases
+from paddle_dp.model.bias_on_cpu import ELEMENTS, linear, quick_biases
 
 
 def learned(

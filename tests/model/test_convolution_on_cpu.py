@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from paddle_dp.model.quick_layers import quick_convolutions
+from paddle_dp.model.convolution_on_cpu import quick_convolutions
 
 SHAPES = {
     "2×2": ([5, 64, 2, 2], {"kernel_size": 3, "padding": 1}),

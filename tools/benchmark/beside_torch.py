@@ -154,8 +154,9 @@ def ours(name: str, compile: bool = False) -> tuple[Step, int]:
     import paddle
     import paddle.nn.functional as F
 
+    from paddle_dp.model.bias_on_cpu import quick_biases
     from paddle_dp.model.compiled import compiled
-    from paddle_dp.model.quick_layers import quick_biases, quick_convolutions
+    from paddle_dp.model.convolution_on_cpu import quick_convolutions
 
     paddle.seed(0)
     model = import_module(f"models.{name}").Config(**SIZES[name]).build()

@@ -96,7 +96,8 @@ def measure(name: str, done: tuple[str, ...], steps: int) -> float:
     import paddle.nn.functional as F
 
     from models import _attention
-    from paddle_dp.model.quick_layers import quick_biases, quick_convolutions
+    from paddle_dp.model.bias_on_cpu import quick_biases
+    from paddle_dp.model.convolution_on_cpu import quick_convolutions
 
     if "attention" not in done:
         _attention._strided_copies_are_slow = lambda x: False

@@ -20,7 +20,7 @@ from paddle_dp.axes.tensor.shared_input import copied
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.data_group import Group
 from paddle_dp.core.wrapping import Method, wrap
-from paddle_dp.model.quick_layers import quick_convolutions
+from paddle_dp.model.convolution_on_cpu import quick_convolutions
 
 CONVOLUTIONS = (nn.Conv1D, nn.Conv2D, nn.Conv3D)
 OUTPUTS, INPUTS = 0, 1  # dims of a convolution's weight

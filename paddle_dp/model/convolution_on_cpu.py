@@ -1,16 +1,14 @@
-"""Faster equivalents of Paddle's layers on CPUs: convolutions with a small output, and biases.
+"""On CPUs, computes a convolution with a small output as one product over the batch.
 
-A convolution with a small output is computed as one product over the batch. Paddle 3.3.1 multiplies sample by sample:
-for an output of 2 × 2 pixels, with matrices of four columns. One product over all samples takes a third of the time
-(forward and backward of 16 samples with 512 channels and 2 × 2 pixels: 6.2 instead of 17.2 ms; 256 channels and 4 × 4
-pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to 512 with 2 × 2 pixels: 2.4 instead of 10.1; 2-core EPYC,
-one thread). A step of ResNet-18 on 64 × 64 pixels takes 0.77 of the time.
+Paddle 3.3.1 multiplies sample by sample: for an output of 2 × 2 pixels, with matrices of four columns. One product over
+all samples takes a third of the time (forward and backward of 16 samples with 512 channels and 2 × 2 pixels: 6.2
+instead of 17.2 ms; 256 channels and 4 × 4 pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to 512 with 2 ×
+2 pixels: 2.4 instead of 10.1; 2-core EPYC, one thread). A step of ResNet-18 on 64 × 64 pixels takes 0.77 of the time.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from types import MethodType
 from typing import Any
 
@@ -89,7 +87,7 @@ def convolved(
     size = _size(x.shape, weight.shape, stride, padding)
     columns = _Columns.apply(x, weight.shape[2:], stride, padding)  # [inputs · kernel, n · pixels]
     out = paddle.matmul(weight.reshape([outputs, -1]), columns)
-    if bias is not None:  # its gradient is a product, too, as in `linear`
+    if bias is not None:  # its gradient is a product, too, as in bias_on_cpu
         out = out + paddle.matmul(bias.unsqueeze(1), paddle.ones([1, out.shape[1]], out.dtype))
     out = WithAdjoint.apply(out, partial(_batch_first, samples=samples), _batch_last)
     return out.reshape([samples, outputs, *size])
@@ -128,53 +126,3 @@ def _swapped(x: paddle.Tensor, a: int, b: int, d: int) -> paddle.Tensor:
     if paddle.is_grad_enabled():
         return x.reshape([a, b, d]).transpose([1, 0, 2])
     return F.channel_shuffle(x.reshape([1, a * b, 1, d]), a)
-
-
-# Biases ---------------------------------------------------------------------------------------------------------------
-# A linear layer's bias is computed as a product with ones, so that its gradient is a product, too.
-#
-# Paddle 3.3.1 sums a bias's gradient in a loop that takes longer than the layer's products. Without it a step takes
-# 0.70 of the time for a GPT of width 256, 0.72 for an MLP of width 1024 (2-core EPYC, one thread). Plain operations,
-# unlike a PyLayer, support gradients of gradients.
-#
-# A small layer calls Paddle's kernel directly, which skips F.linear's lookup of a flag by name: 4 of 21 µs.
-
-# Output elements from which on the loop costs more than two more operations (20 µs).
-ELEMENTS = 1 << 14
-_kernel = paddle._C_ops.linear
-
-
-def linear(
-    x: paddle.Tensor, weight: paddle.Tensor, bias: Any = None, name: str | None = None
-) -> paddle.Tensor:
-    """F.linear: x [..., inputs] · weight [inputs, outputs] + bias [outputs], equal to the bit; the bias's gradient is
-    the same sum in another order."""
-    if not paddle.in_dynamic_mode():  # in a program shapes are not numbers
-        return F.linear(x, weight, bias, name)
-    rows = prod(x.shape[:-1])  # x.size would take 10 µs: Paddle computes it with NumPy
-    if rows * weight.shape[1] < ELEMENTS:
-        # In Paddle for GPUs a flag chooses among other kernels.
-        return F.linear(x, weight, bias, name) if paddle.is_compiled_with_cuda() else _kernel(x, weight, bias)
-    learns = bias is not None and not bias.stop_gradient and paddle.is_grad_enabled()
-    if not learns or x.dtype not in (paddle.float32, paddle.float64):
-        return F.linear(x, weight, bias, name)
-    out = F.linear(x, weight)
-    return out + paddle.matmul(paddle.ones([rows, 1], out.dtype), bias.unsqueeze(0)).reshape(out.shape)
-
-
-def quick_biases(model: nn.Layer) -> None:
-    """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's sharded ones, which hold their
-    linear function in an attribute. A subclass, layer or class with a replaced `forward` keeps it."""
-    default = nn.Linear.forward
-    plain = (default.__module__, default.__qualname__) == (nn.Linear.__module__, "Linear.forward")
-    for layer in model.sublayers(include_self=True):
-        if plain and type(layer) is nn.Linear and "forward" not in vars(layer):
-            layer.forward = MethodType(linear_forward, layer)
-        elif vars(layer).get("linear") is F.linear:
-            layer.linear = linear
-
-
-def linear_forward(self: nn.Linear, inputs: paddle.Tensor) -> paddle.Tensor:
-    """A linear layer's forward. As a named function it is pickled with its layer, which then is Paddle's again; the
-    name "self" marks it as a method for paddle.jit."""
-    return linear(inputs, self.weight, self.bias, self.name)
