@@ -158,9 +158,9 @@ class MemoryCheckpointCallback(Callback):
             except NotWrittenError as error:
                 reason = error.reason or error.message
                 if mesh.is_main and reason != self._refused_for:
-                    line = (
-                        f"step {step} is not kept in memory: {reason} ({self.folder}). The training goes on."
-                    )
+                    # On several nodes the message names the rank whose node's memory it was.
+                    cause = error.message if len(self._ring.nodes) > 1 else f"{reason} ({self.folder})."
+                    line = f"step {step} is not kept in memory: {cause} The training goes on."
                     print(line, file=sys.stderr, flush=True)
                 self._refused_for = reason
             else:

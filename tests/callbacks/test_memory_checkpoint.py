@@ -16,7 +16,7 @@ import pytest
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import memory_checkpoint
 from paddle_dp.callbacks.memory_checkpoint import Config
-from paddle_dp.checkpoint import Checks, Snapshot, TensorShard
+from paddle_dp.checkpoint import Checks, NotWrittenError, Snapshot, TensorShard
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.environment import MEMORY
@@ -263,6 +263,26 @@ def test_on_several_nodes_the_first_rank_of_each_removes_old_ones(
     for step in (10, 20, 30):
         save(callback, step)
     assert steps(folder) == kept and (rank or before == [[], [10], [20]])
+
+
+def test_on_several_nodes_the_line_names_the_rank_whose_memory_is_full(
+    run: Run,
+    at: At,
+    folder: Path,
+    save: Save,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*arguments: Any) -> Path:
+        raise NotWrittenError("It was not saved: full, on rank 3 of vm; 0 free.", "Make room.", "full")
+
+    monkeypatch.setattr(memory_checkpoint.node_copies, "save", full)
+    callback = Config().build(dataclasses.replace(run, mesh=Peers(0, folder)))  # type: ignore[arg-type]
+    callback.start(at("start", 0))
+    for step in (10, 20):
+        save(callback, step)
+    line = "step 10 is not kept in memory: It was not saved: full, on rank 3 of vm; 0 free. The training goes on.\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_training_without_a_folder_for_it_is_refused(
