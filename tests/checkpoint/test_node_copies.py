@@ -282,14 +282,17 @@ def test_a_copy_that_is_changed_on_its_way_leaves_nothing_of_its_step(nodes: Nod
     assert [len(checkpoints(memory / "checkpoints")) for memory in nodes.memories] == [2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    "name", [tensors_name(3), STATE]
+)  # a copy, and after all copies, when others publish
 def test_a_memory_that_is_full_on_one_node_leaves_nothing_of_its_step_on_any(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     nodes.save(10)
     write = node_copies.write
 
     def full(path: Path, buffers: Any) -> Any:
-        if path.is_relative_to(nodes.memories[2]) and path.name == tensors_name(3):
+        if path.is_relative_to(nodes.memories[2]) and path.name == name:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(path, buffers)
 
