@@ -34,10 +34,12 @@ def test_a_store_opens_serves_and_answers_at_once() -> None:
     store, port = rendezvous.open_store()
     client = rendezvous.reach_store("127.0.0.1", port)
     store.set("key", "value")
-    begin = time.monotonic()
+    seconds = []
     for _ in range(20):
+        begin = time.monotonic()
         assert bytes(client.get("key")) == b"value"
-    assert time.monotonic() - begin < 0.6, "a get takes 90 ms while Nagle's delay is on"
+        seconds.append(time.monotonic() - begin)
+    assert sorted(seconds)[4] < 0.03, "a get takes 90 ms while Nagle's delay is on"  # the quickest quarter
 
 
 def test_a_taken_port_is_exchanged_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,13 +70,16 @@ def test_sends_do_not_wait_for_a_reader(pair: tuple[Endpoint, Endpoint]) -> None
 
 
 def test_small_messages_travel_at_once(pair: tuple[Endpoint, Endpoint]) -> None:
+    """The quickest quarter is judged, whatever else the machine does; the first messages are acknowledged at once."""
     zero, one = pair
-    begin = time.monotonic()
+    seconds = []
     for _ in range(50):
+        begin = time.monotonic()
         say(zero, 0, 1, b"x" * 20_000)
         say(one, 0, 0, bytes(one.receive(0, 0)))
         zero.receive(0, 1)
-    assert time.monotonic() - begin < 1.5, "each way seems to wait for a delayed acknowledgement"
+        seconds.append(time.monotonic() - begin)
+    assert sorted(seconds[26:])[5] < 0.03, "each way seems to wait 40 ms for a delayed acknowledgement"
 
 
 def test_an_empty_message_is_one(pair: tuple[Endpoint, Endpoint]) -> None:
