@@ -69,6 +69,14 @@ class RankPool:
         cases.write((json.dumps(case) + "\n").encode())
         cases.flush()
 
+    def serve(self, function: str, folder: Path) -> None:
+        """Forks one process that runs `function` beside all cases, until this pool is closed."""
+        case = {"function": function, "folder": str(folder), "variables": [{}], "changed": {}, "serves": True}
+        cases = self.process.stdin
+        assert cases is not None
+        cases.write((json.dumps(case) + "\n").encode())
+        cases.flush()
+
     def ended(self, folder: Path) -> str | None:
         """Why a case will not answer: one of its ranks has ended, or the waiting process; None while all live."""
         if not self.waits:
@@ -98,6 +106,12 @@ class RankPool:
 
 
 _pools: dict[tuple[tuple[str, str], ...], RankPool] = {}  # one for each device
+# What ranks import besides: the modules of tests, the files of a run's dashboard, optimizers that are built.
+USED_BY_RANKS = (
+    "pytest", "visualdl", "matplotlib.figure", "dateutil.rrule", "PIL.PngImagePlugin", "encodings.utf_8_sig",
+    "_strptime",
+    "paddle.distributed.auto_parallel.fully_shard_fusion", "paddle.optimizer.fusion_utils", "tests.parity",
+)  # fmt: skip
 # How the variables begin that make a device: Paddle loads it when imported.
 DEVICE = ("CUSTOM_DEVICE_ROOT", "SIM_")
 
@@ -150,11 +164,14 @@ def wait_for_cases(cases: IO[str], work: Callable[[str, Path], None]) -> None:
                     os._exit(1)
                 _enter(folder / f"log.{rank}", case["changed"], variables)
                 work(case["function"], folder)
+            if case.get("serves"):
+                continue
             forks[child] = rank
             _leave(folder, f"pid.{rank}", child)
         while forks:
             child, status = os.wait()
-            _leave(folder, f"exit.{forks.pop(child)}", os.waitstatus_to_exitcode(status))
+            if child in forks:
+                _leave(folder, f"exit.{forks.pop(child)}", os.waitstatus_to_exitcode(status))
 
 
 def _import_all() -> None:
@@ -164,11 +181,17 @@ def _import_all() -> None:
     from matplotlib.backends import backend_agg  # noqa: F401 - the pictures of rank 0
     from paddle.distributed import fleet  # noqa: F401
 
+    import models
     import paddle_dp
 
-    for module in pkgutil.walk_packages(paddle_dp.__path__, "paddle_dp."):
+    for module in (
+        *pkgutil.walk_packages(paddle_dp.__path__, "paddle_dp."),
+        *pkgutil.walk_packages(models.__path__, "models."),
+    ):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    for name in USED_BY_RANKS:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -182,16 +205,21 @@ def _leave(folder: Path, name: str, number: int) -> None:
         pass
 
 
-def _enter(log: Path, changed: Mapping[str, str | None], variables: dict[str, str]) -> None:
-    """Gives this fork a log and random numbers of its own, and what the launcher gives: an environment, a session."""
+def draw_anew() -> None:
+    """Seeds a fork's generators from the machine's entropy, as at a start; Python has seeded its own."""
     import numpy as np
     from paddle.base import core
 
+    core.default_cpu_generator().seed()
+    np.random.seed()
+
+
+def _enter(log: Path, changed: Mapping[str, str | None], variables: dict[str, str]) -> None:
+    """Gives this fork a log and random numbers of its own, and what the launcher gives: an environment, a session."""
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for own, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (said, 2)):
         os.dup2(own, descriptor)
-    core.default_cpu_generator().seed()  # from the machine's entropy, as at a start; Python has seeded its own
-    np.random.seed()
+    draw_anew()
     for name, value in changed.items():
         if value is None:
             os.environ.pop(name, None)

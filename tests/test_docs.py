@@ -16,7 +16,7 @@ from paddle_dp.errors import RecipeError
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
 from tests.certificate.proven import assert_proven
-from tests.house.forked_commands import run_command
+from tests.house.forked_commands import run_command, run_script
 from tests.house.programs import ROOT, run_program, run_python, shell_variables
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -223,21 +223,26 @@ def test_every_block_of_the_readme_is_covered() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "verify", "audit"])
 def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Path) -> None:
-    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long."""
+    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long. The comparison
+    is of two steps, in forks: `train --verify` starts one for real."""
     shown = {text.split()[2]: text.splitlines() for _, text in blocks("README.md") if text.startswith("$ ")}
     command, *lines = {"train": [f"$ {TRAIN} train.length=1epoch"], **shown}[verb]
     lines = lines or ["SAME: 2 ranks learn what one process learns, to rounding."]
-    words = [f"output_dir={tmp_path / 'run'}"] * (verb != "audit")
-    done = run_program(
-        *RUN, *command.split()[2:], *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit")
-    )
-    printed = [_without_numbers(line) for line in (done.stdout + done.stderr).splitlines()]
+    words = [*command.split()[2:], *[f"output_dir={tmp_path / 'run'}"] * (verb != "audit")]
+    if verb == "verify":
+        said = run_command([*words, "--steps", "2"], ROOT)
+    else:
+        done = run_program(*RUN, *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit"))
+        said = done.stdout + done.stderr
+    printed = [_without_numbers(line) for line in said.splitlines()]
     for line in lines:
         if "…" not in line:
-            assert _without_numbers(line) in printed, f"{line!r} is not printed: {done.stdout}{done.stderr}"
+            assert _without_numbers(line) in printed, f"{line!r} is not printed: {said}"
             del printed[: printed.index(_without_numbers(line)) + 1]
     if verb == "verify":
-        assert max(map(len, done.stdout.splitlines())) <= 100
+        assert "=49" in said  # the batch that cannot be shared equally
+        assert "of a parameter's gradient on one rank would show" in " ".join(said.split())
+        assert max(len(line) for line in said.splitlines() if str(tmp_path) not in line) <= 100
     if verb == "train":
         assert_proven(done.stdout, tmp_path / "run")
 
@@ -276,13 +281,6 @@ def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
     run_python("tools/document.py", "--check")
 
 
-def _two_ranks(script: str, folder: Path, *launcher: str) -> str:
-    """What a script prints on two ranks; it must end well."""
-    (folder / "own.py").write_text(script)
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    return run_python(*launcher, "own.py", folder=folder, env=quiet).stdout
-
-
 def _assert_it_learned(printed: str, held_out: int) -> None:
     losses = [float(loss) for loss in re.findall(r"step \d+\] held-out: loss (\d+\.\d+)", printed)]
     assert len(losses) == 2 and losses[1] < losses[0] < 0.69, f"it did not learn: {printed}"
@@ -290,23 +288,23 @@ def _assert_it_learned(printed: str, held_out: int) -> None:
 
 
 def test_both_scripts_of_the_readme_run_on_two_ranks(tmp_path: Path) -> None:
-    """The plain loop, and the six lines that replace its own, by `paddle-dp launch`, as the README says it."""
+    """The plain loop in forks, and the six lines that replace its own by `paddle-dp launch`, as the README says it."""
     (diff,) = [text.splitlines() for lang, text in blocks("README.md") if lang == "diff"]
     assert sum(line.startswith("+") for line in diff) == 6, "the README speaks of six lines in"
     assert {line[0] for line in diff} == set("+- ")
-    launcher = [*RUN[1:], "launch", "--ranks", "2"]
-    for sign, folder in (("-", tmp_path / "plain"), ("+", tmp_path / "own")):
-        folder.mkdir()
-        script = "\n".join(line[1:] for line in diff if line[0] in f" {sign}") + "\n"
-        printed = _two_ranks(script, folder, *launcher)
-    _assert_it_learned(printed, 360)
+    for name, sign in (("plain.py", "-"), ("own.py", "+")):
+        (tmp_path / name).write_text("\n".join(line[1:] for line in diff if line[0] in f" {sign}") + "\n")
+    run_script(tmp_path / "plain.py")
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    done = run_program(*RUN, "launch", "--ranks", "2", "own.py", folder=tmp_path, env=quiet)
+    _assert_it_learned(done.stdout, 360)
 
 
 def test_the_script_without_yaml_runs_on_two_ranks(tmp_path: Path) -> None:
-    """docs/library.md, under Paddle's own launcher."""
+    """docs/library.md, in forks that have what Paddle's launcher gives."""
     (script,) = [text for lang, text in blocks("docs/library.md") if lang == "python"]
-    launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "logs"]
-    _assert_it_learned(_two_ranks(script, tmp_path, *launcher), 297)
+    (tmp_path / "own.py").write_text(script)
+    _assert_it_learned(run_script(tmp_path / "own.py"), 297)
 
 
 # Blocks of docs/start that no test runs: the audit (tests/audit runs others), and a layout (tests/axes).
@@ -342,7 +340,7 @@ def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -
 
 
 def _typed(block: str, folder: Path) -> Iterator[str]:
-    """What the commands of a block print. Those that train, verify or check do so in forks; tests of this file start
+    """What the commands of a block print. Those that start ranks, or check, do so in forks; tests of this file start
     the README's and the worked example's for real."""
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     if "&" in block:
@@ -351,6 +349,8 @@ def _typed(block: str, folder: Path) -> Iterator[str]:
     for words in filter(None, lines):
         if words[0] == "paddle-dp" and words[1] in ("train", "verify", "check"):
             yield run_command(words[1:], folder)
+        elif words[:4] == ["paddle-dp", "launch", "--ranks", "2"]:
+            yield run_script(folder / words[4])
         else:
             yield run_program("bash", "-ec", '"$@"', "-", *words, folder=folder, env=env, timeout=200).stdout
 
@@ -431,17 +431,13 @@ def test_the_other_examples_of_the_page_on_parts_train(words: str, tmp_path: Pat
 def test_a_mistake_in_an_example_is_answered_as_the_page_says(
     file: str, change: tuple[str, str], command: str, told: str, tmp_path: Path
 ) -> None:
-    """An answer without `told` stands on the page."""
+    """An answer without `told` stands on the page. Ranks are forks; tests/faults/test_refused_start.py starts refused
+    jobs, whose status is 2."""
     write_files(PARTS, tmp_path)
     recipe = tmp_path / file
     assert change[0] in recipe.read_text()
     recipe.write_text(recipe.read_text().replace(*change))
-    if command.startswith("check"):
-        said = run_command(command.split(), tmp_path, status=2)
-    else:
-        env = shell_variables(tmp_path / "bin")
-        done = run_program("bash", "-ec", f"paddle-dp {command}", folder=tmp_path, env=env, status=2)
-        said = done.stdout + done.stderr
+    said = run_command(shlex.split(command), tmp_path, status=2 if command.startswith("check") else 1)
     shown = [text for _, text in blocks(PARTS) if text.startswith(f"{file}:")]
     assert told in said if told else any(text in said for text in shown), said
 

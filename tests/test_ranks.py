@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
 
 from paddle_dp.launch.processes import alive
-from tests.ranks import run_ranks
+from tests.eventually import eventually
+from tests.house.command_service import command_line
+from tests.ranks import ROOT, run_ranks
 
 
 def join_and_add(number):
@@ -95,3 +99,35 @@ def test_ranks_that_hang_are_ended():
 def test_a_function_that_a_rank_could_not_find_is_said():
     with pytest.raises(ValueError, match=r"tests.test_ranks.*<lambda>: move it to the top of its module"):
         run_ranks(lambda: None, 1)
+
+
+def test_a_command_of_the_service_is_the_command(tmp_path):
+    """The same output on both screens, the same exit status, in the folder and with the variables of its caller."""
+    (tmp_path / "mine.py").write_text("def Net():\n    import paddle\n    return paddle.nn.Linear(64, 10)\n")
+    recipe = (ROOT / "configs/digits_mlp.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(re.sub("(?m)^model:.*", "model: {use: mine.Net}", recipe))
+    for words in (["check", "own.yaml", "--ranks", "2"], ["check", "own.yaml", "train.bacth=3"], ["check"]):
+        ends = [
+            subprocess.run(
+                [*command, *words],
+                cwd=tmp_path,
+                env={**os.environ, "COLUMNS": "70"},
+                capture_output=True,
+                text=True,
+            )
+            for command in ([sys.executable, "-m", "paddle_dp"], command_line())
+        ]
+        real, forked = [(end.returncode, end.stdout, end.stderr) for end in ends]
+        assert forked == real and any(real[1:])
+
+
+def test_a_command_whose_caller_is_gone_ends(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, time\nopen('pid.new', 'w').write(str(os.getpid()))\nos.rename('pid.new', 'pid')\ntime.sleep(100)\n"
+    )
+    (tmp_path / "own.yaml").write_text("model: {use: mine.Net}\n")
+    caller = subprocess.Popen([*command_line(), "check", "own.yaml"], cwd=tmp_path)
+    eventually((tmp_path / "pid").exists, 60)
+    caller.kill()
+    caller.wait()
+    eventually(lambda: not alive(int((tmp_path / "pid").read_text())), 20)

@@ -7,6 +7,7 @@ runs in a fork as a whole.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -60,6 +61,20 @@ def rank(folder: str, entry_point: str, recipe: str, overrides: list[str], optio
     _enter(folder)
     with redirect_stdout(StringIO()) as printed:
         work(entry_point, Path(recipe), overrides, options)
+    return printed.getvalue()
+
+
+def run_script(script: Path, ranks: int = 2) -> str:
+    """What a script prints on rank 0 of forks that have what Paddle's launcher gives."""
+    return run_ranks(as_main, ranks, str(script))[0]
+
+
+def as_main(script: str) -> str:
+    """In a rank: runs a script in its folder as `python script` does, and returns what it printed."""
+    _enter(str(Path(script).parent))
+    sys.argv = [script]
+    with redirect_stdout(StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
     return printed.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -40,10 +41,12 @@ def run_python(*words: str | Path, **how: object) -> subprocess.CompletedProcess
 
 def shell_variables(folder: Path) -> dict[str, str]:
     """Writes `python` and `paddle-dp` of this environment into `folder`, and returns the variables of a shell that
-    finds them."""
+    finds them. That `paddle-dp` is a fork of the waiting process (command_service.py)."""
+    from tests.house.command_service import command_line
+
     folder.mkdir()
-    for name, words in {"python": "", "paddle-dp": "-m paddle_dp "}.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+    for name, words in {"python": [sys.executable], "paddle-dp": command_line()}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         (folder / name).chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}

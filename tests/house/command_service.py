@@ -1,0 +1,117 @@
+"""`paddle-dp` for the shells of tests, without the second in which each command imports what it needs.
+
+    subprocess.run([*command_line(), "check", "recipe.yaml"])
+
+A small program sends its words, folder, variables and open files to a process that has imported everything, a fork of
+which is the command. What the command starts (the launcher, ranks) is new processes, as ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from paddle_dp.launch.processes import descendants, die_with_parent, kill_all
+from tests.eventually import eventually
+from tests.rank_pool import draw_anew, rank_pool
+from tests.ranks import ROOT, _environment, _name
+
+CLIENT = """\
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as end:
+    end.connect(sys.argv[1])
+    words = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(end, [len(words).to_bytes(4, "big")], [0, 1, 2])
+    end.sendall(words)
+    sys.exit(int(end.recv(8) or 1))
+"""
+
+
+@cache
+def command_line() -> list[str]:
+    """Returns the words that stand for `paddle-dp`; the process that answers them lives as long as this one."""
+    folder = Path(tempfile.mkdtemp(prefix="commands-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "client.py").write_text(CLIENT)
+    (folder / "args.json").write_text(json.dumps([[str(folder / "door")], {}]))
+    environment = _environment({})
+    rank_pool(environment, ROOT).serve(_name(serve), folder)
+    eventually((folder / "door").exists, 100)
+    return [sys.executable, "-IS", str(folder / "client.py"), str(folder / "door")]
+
+
+def serve(path: str) -> NoReturn:
+    """In a fork of the waiting process: answers each command in a fork of its own."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{path}.new")
+        door.listen()
+        os.rename(f"{path}.new", path)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended forks do not stay
+        while True:
+            end, _ = door.accept()
+            if os.fork() == 0:
+                door.close()
+                _watch(end)
+            end.close()
+
+
+def _watch(end: socket.socket) -> NoReturn:
+    """Runs a command and sends its status; ends it, and what it has started, when nobody waits for it any more."""
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(end, 4, 3)
+    message = b""
+    while len(message) < int.from_bytes(size, "big"):
+        message += end.recv(1 << 16)
+    child = os.fork()
+    if child == 0:
+        end.close()
+        _become(files, *json.loads(message))
+    for file in files:
+        os.close(file)
+    select.select([end, os.pidfd_open(child)], [], [])
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        kill_all(lambda: descendants(os.getpid()))
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(status)
+    end.sendall(str(code if code >= 0 else 128 - code).encode())
+    os._exit(0)
+
+
+def _become(files: list[int], words: list[str], folder: str, variables: dict[str, str]) -> NoReturn:
+    from paddle_dp import cli
+
+    die_with_parent()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = ["paddle-dp", *words]
+    sys.path.insert(0, folder)
+    draw_anew()
+    status = 1
+    try:
+        cli.main(words)
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001 - as Python ends
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
