@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,6 +43,17 @@ LONGEST_FIRST = (
     "identity/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",
     "learner/test_any_model.py",
 )  # fmt: skip
+
+
+class ByFile(LoadFileScheduling):
+    """A worker takes whole files; all of tests/sim go to one, which imports Paddle for a device once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/sim" if nodeid.startswith("tests/sim/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,9 +32,13 @@ def starts_processes(item: pytest.Item) -> bool:
     """Whether the code of a test, its fixtures included, names something that starts processes."""
     fixtures = getattr(item, "_fixtureinfo", None)
     defined = [each for several in fixtures.name2fixturedefs.values() for each in several] if fixtures else []
-    seen: set[int] = set()
-    functions = [getattr(item, "function", None), *(each.func for each in defined)]
-    return any(_reaches(function, seen) for function in functions)
+    return any(map(_starts, (getattr(item, "function", None), *(each.func for each in defined))))
+
+
+@cache
+def _starts(function: Any) -> bool:
+    """Once for all cases of a test, and all tests of a fixture."""
+    return _reaches(function, set())
 
 
 def _reaches(thing: Any, seen: set[int]) -> bool:

@@ -590,13 +590,10 @@ MIXTURE = (
 
 
 @pytest.mark.processes
-def test_two_and_three_ranks_learn_what_one_process_learns_also_when_resumed_on_another_number(
-    tmp_path: Path,
-) -> None:
+def test_two_ranks_and_three_that_go_on_learn_what_one_process_learns(tmp_path: Path) -> None:
     alone = truth(more=(MIXTURE,))
     assert alone["samples"] == 29
-    assert_same(run_ranks(train, 3, str(tmp_path / "three"), "{use: data_parallel}", more=[MIXTURE]), alone)
-    folder = str(tmp_path / "resumed")
+    folder = str(tmp_path)
     run_ranks(train, 2, folder, "{use: data_parallel}", "5 steps", more=[MIXTURE])  # an epoch has 3
     resumed = run_ranks(train, 3, folder, "{use: data_parallel}", resume=True, more=[MIXTURE])
     for rank in resumed:

@@ -39,7 +39,7 @@ def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
     assert 4 < time.monotonic() - begun < 10  # they were given their time
 
 
-@pytest.mark.parametrize("pause", ["0", "1"])
+@pytest.mark.parametrize("pause", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_a_second_interrupt_means_now(start, pause):
     """Also where it comes while the supervisor is still sending the ranks their signal."""
     job = start("will_not_end", env={"GRACE": "300", "PAUSE_AFTER_SEND": pause})

@@ -25,10 +25,12 @@ from typing import Any
 import psutil
 import pytest
 
+from paddle_dp.launch.command import Job
 from paddle_dp.launch.network import _is_free
 from paddle_dp.mesh.transport import DIGITS, HELLO
 from tests.faults.conftest import Started
 from tests.faults.slow_run import losses
+from tests.jobs import run_in_forks
 from tests.strangers import NOBODY, as_stranger, needs_another_user
 
 MESSAGES = 1000  # to each port
@@ -166,14 +168,18 @@ def test_a_stranger_changes_nothing(start, folder: Path, name: str) -> None:
     overrides = [f"strategy={{{strategy}}}", f"train.length={STEPS} steps", *more]
     ranks = 3 if name in UNORDERED else 2
     given = {"recipe": recipe, "overrides": overrides, "ranks": ranks}
-    undisturbed = start("train", env={"SLOW": "0"}, **given)
-    assert undisturbed.finish(timeout=120)[0] == 0
+    undisturbed = Job(
+        **{**given, "recipe": Path(recipe), "overrides": tuple(overrides)}, output_dir=folder / "alone"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLOW", "0")
+        assert run_in_forks(undisturbed) == 0
     job = start("train", env={"SLOW": "0.1"}, output_dir=str(folder / "run"), **given)
     until_step(job.out, 3, job)
     stranger, report = attack([job.process.pid, *job.left()], job.out, folder)
     went_on = job.process.poll() is None
     status, _, complained = job.finish(timeout=120)
-    right, own = losses(undisturbed.out), losses(job.out)
+    right, own = losses(folder / "alone"), losses(job.out)
     same = own == right
     print(
         f"| {name} | {len(stranger.ports)} | {MESSAGES * len(stranger.ports)} | {sum(report['answered'].values())} "

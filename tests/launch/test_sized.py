@@ -14,7 +14,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.sized import sized, sized_in_rank, sizes
 from paddle_dp.part import lazily
-from paddle_dp.plan.rank_memory import rank_memories
+from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.verbs.forecast import LOAD, activations, fitting, layout_of
 
@@ -71,11 +71,9 @@ def test_a_number_of_ranks_that_may_change_is_refused() -> None:
         sized(Job(recipe=GPT, overrides=("train.batch=6 per rank",), least_ranks=1, ranks=2))
 
 
-def bytes_with(recipe: Recipe, ranks: int, parts: int) -> float:
+def bytes_with(recipe: Recipe, blocks: list[list[Weight]], ranks: int, parts: int) -> float:
     cut = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=parts)})
     layout = layout_of(cut, ranks)
-    with lazily():
-        blocks = describe_weights(cut.build_model())
     return max(m.total + (activations(cut, layout, blocks, m) or 0.0) for m in rank_memories(blocks, layout))
 
 
@@ -85,7 +83,9 @@ def bytes_with(recipe: Recipe, ranks: int, parts: int) -> float:
 def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
     recipe = read_recipe(GPT, [f"strategy={strategy}", "train.batch=24", "train.micro_batches=1"])
     sequence = [n for n in (1, 2, 3, 4, 6, 8, 12, 24) if n <= 24 // layout_of(recipe, 2).degrees.dp_size]
-    needs = [bytes_with(recipe, 2, parts) for parts in sequence]
+    with lazily():
+        blocks = describe_weights(recipe.build_model())
+    needs = [bytes_with(recipe, blocks, 2, parts) for parts in sequence]
     for index, (parts, need) in enumerate(zip(sequence, needs, strict=True)):
         if need < min(needs[:index], default=float("inf")):
             assert fitting(recipe, 2, need * 1.0001 / LOAD)[0] == parts

@@ -127,12 +127,11 @@ O2 = "{dtype: bfloat16, level: O2}"
 @pytest.mark.parametrize(
     ("sequence_parallel", "precision"),
     [
-        ("false", "float32"),
         ("true", "bfloat16"),
         ("false", O2),
         *(
             pytest.param(*each, marks=pytest.mark.long)
-            for each in (("true", "float32"), ("false", "bfloat16"), ("true", O2))
+            for each in (("false", "float32"), ("true", "float32"), ("false", "bfloat16"), ("true", O2))
         ),
     ],
 )

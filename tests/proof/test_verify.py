@@ -43,9 +43,10 @@ def verify(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
-    """Such a job is started for real for the README (tests/test_docs.py)."""
+    """Of two steps in every run, for the README (tests/test_docs.py)."""
     printed = run_command(["verify", str(recipe(tmp_path)), "--ranks", "3", "--steps", "4"], tmp_path)
     assert "SAME: 3 ranks learn what one process learns" in printed
     assert "=49" in printed  # the batch that cannot be shared equally
