@@ -28,7 +28,9 @@ if kind := mkl_type():
     os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
 
 watch = Watch()
-GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
+# pytest, what waits to be forked, and a job with its launcher: 0.8 GiB with forks, 0.9 with README's first command, by
+# shares of the memory that processes have in common.
+GIB_A_WORKER = 2
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
     "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_configs.py",
