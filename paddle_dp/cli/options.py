@@ -127,7 +127,9 @@ def node_options(
 
     Raises UsageError for a number that is none, and for one that contradicts the engine.
     """
-    from paddle_dp.mesh.engine import allocated, refuse_parallel_tasks
+    from paddle_dp.launch import console
+    from paddle_dp.launch.machine import cores
+    from paddle_dp.mesh.engine import allocated, binding, refuse_parallel_tasks, unused_nodes
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:
@@ -135,8 +137,12 @@ def node_options(
             os.environ,
             "give --nodes auto for one job, with one task on each node, or --nodes 1 if each is a separate job.",
         )
+        if sentence := unused_nodes(os.environ):
+            console.write(sentence)
     elif most == "auto":
         stated = allocated(os.environ, master, node_rank)
+        if sentence := binding(os.environ, cores(), os.cpu_count() or 1):
+            console.write(sentence)
         if stated.nodes == 1:
             if least.isdecimal() and int(least) > 1:
                 raise UsageError(f"--nodes {nodes}: {stated.engine} has given this job 1 node.")

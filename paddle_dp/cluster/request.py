@@ -12,7 +12,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Recipe, read_recipe, shipped
 
 MOST_NODES = 64
-_SHORTEST = 60  # seconds
+EARLY = 60  # seconds by which Slurm may send a signal sooner than asked: `man sbatch` on --signal
+_SHORTEST = 2 * EARLY
 _CPUS_OF_GPU = 4  # few enough for nodes with 8 GPUs and 48 processors
 
 

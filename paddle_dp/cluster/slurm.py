@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from paddle_dp.cluster.request import ClusterRequest
+from paddle_dp.cluster.request import EARLY, ClusterRequest
 from paddle_dp.errors import UsageError
 
 _SCRIPT = """\
@@ -19,7 +19,7 @@ set -uo pipefail
 
 # Here: `module load …`, or `. /path/to/venv/bin/activate` (sbatch --export=NONE brings no PATH).
 if ! command -v paddle-dp > /dev/null; then
-    echo "paddle-dp is not on the PATH of $(hostname): load its module, or activate its environment, in $0" >&2
+    echo "paddle-dp is not on the PATH of $(hostname): load its module, or activate its environment in the script" >&2
     exit 2
 fi
 
@@ -39,15 +39,22 @@ srun {command} "$@" --nodes auto --output-dir "$out" ${{resume[@]+"${{resume[@]}
 status=$?
 
 again=0
-if [ "$status" = 75 ]; then # stopped with a checkpoint, and not done
-    again=1
-elif [ "$status" = 138 ] && [ -n "$before" ]; then # the time limit came before the first update of this turn
-    again=1
+if [ "$status" = 75 ] || {{ [ "$status" = 138 ] && [ -n "$before" ]; }}; then
+    again=1 # stopped with a checkpoint; or in a later turn before its first update: the time limit
 elif [ "$status" != 0 ] && [ "$status" != 2 ] && [ "$(newest)" != "$before" ]; then
     again=1 # a task was lost, and srun starts none again; the training had come further
 fi
-if [ "$again" = 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt "${{TURNS:-100}}" ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+if [ "$again" = 1 ]; then
+    turns=${{SLURM_RESTART_COUNT:-0}}
+    if [ "$turns" -ge "${{TURNS:-100}}" ]; then
+        reason="it had $turns turns before this one (TURNS)"
+    elif [[ $(scontrol show job "$SLURM_JOB_ID") == *Requeue=0* ]]; then
+        reason="Requeue=0"
+    else
+        scontrol requeue "$SLURM_JOB_ID"
+        exit "$status"
+    fi
+    echo "job $SLURM_JOB_ID is not put into the queue again: $reason. A job with --output-dir $out goes on" >&2
 fi
 exit "$status"
 """
@@ -63,8 +70,8 @@ def slurm(request: ClusterRequest, title: str) -> str:
             f"--restarts {request.restarts}: under Slurm leave it out. srun does not start a lost task again, so the "
             "script requeues the whole job (TURNS=100 times at most)."
         )
-    # Shorter limits leave no time for the first updates.
-    grace = min(request.grace, request.seconds // 2)
+    # Slurm may send the signal EARLY s sooner; half of the rest is for the start and the first updates.
+    grace = min(request.grace, (request.seconds - EARLY) // 2)
     options = {
         "job-name": request.name, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus_of_node,
         **({"gpus-per-node": request.gpus} if request.gpus else {}),

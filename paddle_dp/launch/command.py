@@ -253,6 +253,6 @@ def headline(plan: Plan, variables: Mapping[str, str], folder: Path) -> str:
     items = [f"{ranks} on {where}"]
     if threads:
         items.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
-    if not plan.devices and plan.ranks > plan.machine.cores:
+    if plan.ranks > plan.machine.cores:
         items.append(f"they share {plural(plan.machine.cores, 'core')}, and take turns")
     return " · ".join([*items, str(folder)])

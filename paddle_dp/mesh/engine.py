@@ -23,6 +23,7 @@ from paddle_dp.errors import UsageError
 PORT = 29500  # where each node has another address
 # Jobs on one machine meet at ports by their numbers, below those that Linux gives to outgoing connections.
 FIRST_PORT, PORTS = 20_000, 10_000
+_SHELLS = 0xFFFFFFF0  # Slurm's steps from here on are shells: salloc's on the first node is 0xFFFFFFFA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
         tasks, local_tasks = int(env["OMPI_COMM_WORLD_SIZE"]), int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
         rank = int(env["OMPI_COMM_WORLD_RANK"])
         return Allocation(engine="Open MPI", nodes=-(-tasks // local_tasks), node_rank=rank, tasks=tasks)
-    if "SLURM_STEP_NODELIST" in env and "SLURM_NODEID" in env:
+    if "SLURM_STEP_NODELIST" in env and "SLURM_NODEID" in env and int(env.get("SLURM_STEP_ID", 0)) < _SHELLS:
         number = int(env["SLURM_JOB_ID"]) + int(env.get("SLURM_STEP_ID", 0))
         return Allocation(
             engine="Slurm", nodes=int(env["SLURM_STEP_NUM_NODES"]), node_rank=int(env["SLURM_NODEID"]),
@@ -136,6 +137,19 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
     return replace(stated, master=master or stated.master)
 
 
+def binding(env: Mapping[str, str], cores: int, processors: int) -> str:
+    """Returns a sentence if Open MPI has bound this task to `cores` of a machine's `processors`, or "".
+
+    All ranks and data workers inherit it. Open MPI 4 binds each of two tasks to one core, and of more to a socket.
+    """
+    if env.get("OMPI_MCA_orte_bound_at_launch") != "1" or cores >= processors:
+        return ""
+    return (
+        f"Open MPI has bound this task, with all its ranks, to {cores} of {processors} processors: "
+        "mpirun --bind-to none leaves it all of them."
+    )
+
+
 def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
     """Raises UsageError if an engine has started this command several times, and it does not know of the others: each
     would train alone, and write the same files. `remedy`: the advice at the end of the message."""
@@ -145,6 +159,15 @@ def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
         raise UsageError(
             f"{stated.engine} has started this command {times}on {_nodes(stated)}, and each would work alone: {remedy}"
         )
+
+
+def unused_nodes(env: Mapping[str, str]) -> str:
+    """Returns a sentence if this command runs in the shell of a Slurm job of several nodes, where no `srun` has started
+    it, or ""."""
+    nodes = env.get("SLURM_JOB_NUM_NODES", "")
+    if not nodes.isdecimal() or int(nodes) < 2 or allocation(env) is not None:
+        return ""
+    return f"Slurm has given this job {nodes} nodes, and this command works on one: srun paddle-dp … --nodes auto"
 
 
 def _nodes(stated: Allocation) -> str:

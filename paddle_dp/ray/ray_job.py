@@ -120,15 +120,21 @@ class RayJob:
             [self.resources] * self.nodes, strategy="STRICT_SPREAD" if self.spread else "PACK"
         )
         try:
-            if not group.wait(self.wait):
-                raise UsageError(
-                    f"The Ray cluster has no room for {self.nodes} nodes with {self.resources} each after "
-                    f"{self.wait:.0f} s: `ray status` shows its machines."
-                    + (" spread=False puts several nodes on one machine." if self.spread else "")
-                )
+            self._wait_for_room(group)
             return self._on(ray, group, folder)
         finally:
             remove_placement_group(group)  # ends its actors, too
+
+    def _wait_for_room(self, group: Any) -> None:
+        """Raises UsageError if the cluster has no room within `wait` seconds; soon a line tells of the wait."""
+        need = f"room for {self.nodes} nodes with {self.resources} each"
+        advice = " spread=False puts several nodes on one machine." if self.spread else ""
+        soon = min(5.0, self.wait)
+        if group.wait(soon):
+            return
+        console.write(f"waiting for {need}, for {self.wait:.0f} s at most: see `ray status`.{advice}")
+        if not group.wait(self.wait - soon):
+            raise UsageError(f"The Ray cluster has no {need} after {self.wait:.0f} s.{advice}")
 
     def _on(self, ray: Any, group: Any, folder: Path) -> RayResult:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -200,7 +200,7 @@ def test_the_container_runs_the_recipe_with_its_settings(kind: Any, tmp_path: Pa
         ({"time": "4h"}, "--time 4h: give it such as 04:00:00"), ({"memory": "16"}, "--memory 16: give it such as 16"),
         ({"name": "a b"}, "--name a b: give it such as digits-mlp"), ({"image": "a b"}, "--image a b"),
         ({"name": "x\\n#SBATCH --exclusive"}, "--name"), ({"claim": "A"}, "--claim A"),
-        ({"ranks": 0}, "--ranks 0: give 1"), ({"time": "00:00:01"}, "give 60 s or more"),
+        ({"ranks": 0}, "--ranks 0: give 1"), ({"time": "00:00:01"}, "give 120 s or more"),
         ({"settings": ("name=a\rb",)}, "has the control character '\\r'"), ({"folder": "/runs/\x07"}, "control"),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ from tests.house.programs import run_program
 REQUEST = ClusterRequest(
     recipe=Path("r.yaml"), settings=("name=it's a run",), name="r", nodes=4, gpus=8, memory="16Gi"
 )
+AGAIN, END = "is requeued", "is over"
 
 
 def options(text: str) -> dict[str, str]:
@@ -50,30 +51,31 @@ def test_it_asks_for_the_nodes_and_a_signal_before_the_limit() -> None:
     assert (asked["signal"], asked["mem"], asked["open-mode"]) == ("USR1@120", "16G", "append")
     assert "requeue" in asked
     short = ClusterRequest(recipe=Path("r.yaml"), name="r", time="00:02:00")
-    assert options(slurm(short, ""))["signal"] == "USR1@60"
+    assert options(slurm(short, ""))["signal"] == "USR1@30"  # 30 to 90 s after the begin
     assert not {"gpus-per-node", "mem"} & options(slurm(short, "")).keys()  # the cluster's default
     assert ClusterRequest(recipe=Path("r"), name="r", time="1-02:00:30").seconds == 26 * 3600 + 30
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("status", "saved", "saves", "turn", "requeued"),
+    ("status", "saved", "saves", "turn", "ending"),
     [
-        (75, True, False, 1, True), (75, False, True, 1, True), (75, True, True, 100, False),
-        (1, True, False, 1, False), (1, True, True, 1, True), (137, False, True, 1, True),
-        (137, False, False, 1, False), (138, True, False, 1, True), (138, False, False, 1, False),
-        (2, True, True, 1, False), (0, False, True, 1, False),
+        (75, True, False, 1, AGAIN), (75, False, True, 1, AGAIN), (75, True, True, 100, "it had 100 turns"),
+        (75, False, True, 0, "Requeue=0"), (1, True, True, 1, AGAIN), (1, True, True, 0, "Requeue=0"),
+        (1, True, False, 1, END), (137, False, True, 1, AGAIN), (137, False, False, 1, END),
+        (138, True, False, 1, AGAIN), (138, False, False, 1, END), (2, True, True, 1, END),
+        (0, False, True, 1, END),
     ],
 )  # fmt: skip
 def test_it_is_requeued_where_there_is_something_to_go_on_from(
-    tmp_path: Path, status: int, saved: bool, saves: bool, turn: int, requeued: bool
+    tmp_path: Path, status: int, saved: bool, saves: bool, turn: int, ending: str
 ) -> None:
     """After a stop, and after a lost task or the time limit's signal with a checkpoint."""
     said, out, programs = tmp_path / "said", tmp_path / "a run", tmp_path / "bin"
     newer = f'mkdir -p "{out}/checkpoints/step-00000009"; ' if saves else ""
     programs.mkdir()
     for name, text in {
-        "scontrol": f'echo "$@" >> {said}',
+        "scontrol": f'[ "$1" = show ] && echo "   Requeue=$REQUEUE Restarts=1" || echo "$@" >> {said}',
         "srun": f'"$@"; {newer}exit {status}',
         "paddle-dp": f'printf "%s|" "$@" >> {said}; echo >> {said}',
     }.items():
@@ -82,12 +84,19 @@ def test_it_is_requeued_where_there_is_something_to_go_on_from(
     if saved:
         (out / "checkpoints" / "step-00000004").mkdir(parents=True)
     (tmp_path / "job.sbatch").write_text(slurm(replace(REQUEST, folder=str(out)), "by a test"))
-    variables = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": str(turn)}
+    variables = {
+        "SLURM_JOB_ID": "42",
+        "SLURM_RESTART_COUNT": str(turn),
+        "REQUEUE": "0" if ending == "Requeue=0" else "1",
+    }
     path = {"PATH": f"{programs}:{os.environ['PATH']}"}
     words = ("bash", tmp_path / "job.sbatch", "train.batch=64")
-    run_program(*words, env={**variables, **path}, timeout=20, status=status)
+    screen = run_program(*words, env={**variables, **path}, timeout=20, status=status).stderr
     lines = said.read_text().splitlines()
     resume = "--resume|" if saved else ""
     given = "train|r.yaml|name=it's a run|--ranks|8|train.batch=64"
     assert lines[0] == f"{given}|--nodes|auto|--output-dir|{out}|{resume}"
-    assert lines[1:] == (["requeue 42"] if requeued else [])
+    assert lines[1:] == (["requeue 42"] if ending == AGAIN else [])
+    sentence = "job 42 is not put into the queue again: "
+    assert (sentence in screen) == (ending not in (AGAIN, END))
+    assert ending in (AGAIN, END) or f"{sentence}{ending}" in screen

@@ -53,6 +53,8 @@ def test_what_a_rank_saw_in_words() -> None:
         found.found == "4 ranks on 2 nodes by NCCL 22703 on gpu:0: 1 MB summed in 0.2 ms, after 6.0 s in all"
     )
     assert (clocks.state, clocks.found) == ("ok", "node 1 (b) is -0.003 s from node 0 (a), the farthest")
+    equal = judged({**SEEN, "skews": [0.0, 0.0004, 0.0, 0.0]}, plan(nodes=2), 6.0)[1]
+    assert equal.found == "all nodes agree"
     late = judged({**SEEN, "skews": [0.0, 0.0, 5.0, 5.1]}, plan(nodes=2), 6.0)[1]
     assert late.state == "look" and "node 1 (b) is +5.100 s" in late.found
     (wrong,) = judged({**SEEN, "wrong": [2]}, plan(), 6.0)

@@ -122,5 +122,9 @@ def test_one_line_says_how_it_runs():
     line = headline(plan(), environment(plan(), {}), Path("runs/x"))
     assert line == "2 ranks on CPU · 4 threads each · runs/x"
     assert headline(plan(GPU, devices=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
+    few = replace(GPU, cores=1)  # an engine has bound the job to one
+    assert "GPU 0,2 · they share 1 core, and take turns" in headline(
+        plan(few, devices=("0", "2")), {}, Path("r")
+    )
     assert headline(plan(nodes=3, node_rank=1), {}, Path("r")) == "node 1 of 3, 2 ranks here on CPU · r"
     assert "1 thread ·" in headline(plan(ranks=1), {"OMP_NUM_THREADS": "1"}, Path("r"))

@@ -30,7 +30,16 @@ PADDLE_JOB = {"PADDLE_NNODES": "2", "PADDLE_MASTER": "10.1.2.3:36543", "HOSTNAME
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in (*SLURM, *OPEN_MPI, *MPICH, *VOLCANO, *INDEXED, *PADDLE_JOB):
+    for name in (
+        *SLURM,
+        *OPEN_MPI,
+        *MPICH,
+        *VOLCANO,
+        *INDEXED,
+        *PADDLE_JOB,
+        "OMPI_MCA_orte_bound_at_launch",
+        "SLURM_JOB_NUM_NODES",
+    ):
         monkeypatch.delenv(name, raising=False)
 
     def read(variables: dict[str, str], *words: Any, **more: Any) -> tuple[Any, ...]:
@@ -106,6 +115,37 @@ def test_what_is_unclear_or_contradicts_is_refused(options, variables, words, me
     with pytest.raises(UsageError) as caught:
         options(variables, *words)
     assert re.search(message, str(caught.value)), caught.value
+
+
+def test_a_task_that_open_mpi_binds_to_a_core_is_told(
+    options: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bound = {**OPEN_MPI, "OMPI_MCA_orte_bound_at_launch": "1"}
+    sentence = (
+        "Open MPI has bound this task, with all its ranks, to 1 of 16 processors: mpirun --bind-to none"
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    for cores, variables, printed in ((1, bound, True), (16, bound, False), (1, OPEN_MPI, False)):
+        monkeypatch.delenv("OMPI_MCA_orte_bound_at_launch", raising=False)
+        monkeypatch.setattr("paddle_dp.launch.machine.cores", lambda cores=cores: cores)
+        options(variables, "auto", "a:1", None)
+        assert (sentence in capsys.readouterr().err) == printed
+
+
+def test_the_shell_of_an_allocation_is_no_task(
+    options: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `salloc -N2` starts it on the first node: `--nodes auto` there would train on one node."""
+    shell = {**SLURM, "SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1",
+             "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2"}  # fmt: skip
+    with pytest.raises(UsageError, match=r"no task of Slurm.*Start it by srun"):
+        options(shell, "auto", None, None)
+    options(shell, None, None, None)
+    assert "Slurm has given this job 2 nodes, and this command works on one: srun" in capsys.readouterr().err
+    options(shell, "1", None, None)
+    options({**shell, "SLURM_JOB_NUM_NODES": "1"}, None, None, None)
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES")
+    assert not capsys.readouterr().err
 
 
 def test_one_job_a_task_is_asked_for_explicitly_and_leftovers_say_nothing(options):

@@ -164,6 +164,20 @@ def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         RayJob(recipe=RECIPE).run()
 
 
+@pytest.mark.parametrize("room_after", [0, 20, 400])
+def test_a_wait_for_room_is_told_soon(room_after: float, capsys: pytest.CaptureFixture[str]) -> None:
+    waited = list[float]()
+    group = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or sum(waited) >= room_after)
+    job = RayJob(recipe=RECIPE, nodes=2)
+    if room_after > job.wait:
+        with pytest.raises(UsageError, match=r"has no room for 2 nodes .* after 300 s\. spread=False puts"):
+            job._wait_for_room(group)
+    else:
+        job._wait_for_room(group)
+    assert waited == ([5] if not room_after else [5, 295])
+    assert ("waiting for room for 2 nodes" in capsys.readouterr().err) == (room_after > 0)
+
+
 def test_numbers_are_checked() -> None:
     with pytest.raises(UsageError, match=r"RayJob\(nodes=0\): give 1 or more"):
         RayJob(recipe=RECIPE, nodes=0)
