@@ -81,7 +81,7 @@ ReturnToService=2
 MessageTimeout=60
 TCPTimeout=20
 SlurmdTimeout=${SLURMD_TIMEOUT:-30}
-KillWait=10
+KillWait=${KILL_WAIT:-30}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=bf_interval=5,sched_interval=5

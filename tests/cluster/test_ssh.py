@@ -18,7 +18,7 @@ import pytest
 from paddle_dp.launch.network import free_port
 from tests.eventually import eventually
 from tests.faults.slow_run import are_right, at_step, losses, newest, right_weights
-from tests.house.programs import ROOT, run_program
+from tests.house.programs import ROOT, commands, run_program
 
 RECIPE = "tests/faults/slow.yaml"
 SSH = ROOT / "tools" / "cluster" / "ssh.sh"
@@ -70,3 +70,28 @@ def test_two_hosts_train_stop_and_go_on(hosts: dict[str, str], tmp_path: Path) -
     run_program(*words, "--resume", env=hosts, timeout=120)
     assert sorted(losses(out)) == list(range(1, 301))
     assert are_right(out, right_weights(tmp_path, 2)) == 0.0
+
+
+@pytest.mark.long
+def test_a_host_whose_command_is_killed_ends_all(hosts: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [SSH, "node0 node1", RECIPE, "--ranks", "1", "--output-dir", out]
+    job = subprocess.Popen(
+        words, cwd=ROOT, env=hosts, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )  # fmt: skip
+    try:
+        at_step(out, 40)
+        (killed,) = (
+            pid for pid, command in commands().items()
+            if "-m paddle_dp train" in command and str(out) in command and command.endswith("--node-rank 1")
+        )  # fmt: skip
+        os.kill(killed, signal.SIGKILL)
+        screen, _ = job.communicate(timeout=100)
+    finally:
+        job.kill()
+    assert job.returncode not in (0, 75), screen
+    assert "ssh.sh: node1 has ended with" in screen and "node 1" in screen and "is lost" in screen
+    assert not [command for command in commands().values() if str(out) in command]
+    run_program(*words, "--resume", env=hosts, timeout=200)
+    assert are_right(out, right_weights(tmp_path, 2)) == 0.0
+    print(f"ended with {job.returncode}:\n{screen}")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,17 @@ def shell_variables(folder: Path) -> dict[str, str]:
         (folder / name).chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def commands() -> dict[int, str]:
+    """The command line of each process of this machine, by its number."""
+    lines = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            lines[int(path.parent.name)] = (
+                path.read_bytes().decode(errors="replace").replace("\0", " ").strip()
+            )
+    return lines
 
 
 def until(condition: Callable[[], object], seconds: float = 10) -> None:
