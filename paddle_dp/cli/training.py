@@ -293,7 +293,9 @@ def cluster(
             help="Memory of each machine, such as 64Gi; a pod's is 16Gi without it, and for each GPU.",
         ),
     ] = "",
-    time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn.")] = "04:00:00",
+    time: Annotated[
+        str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn, two minutes or more.")
+    ] = "04:00:00",
     output_dir: OutputDir = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The job's; by default the recipe's.")
