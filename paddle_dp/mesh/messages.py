@@ -11,14 +11,13 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh import late_ranks, transport
-from paddle_dp.tensors import Array, bytes_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # and where they are needed: `paddle-dp --help` comes by here, without NumPy
     import paddle
+
+    from paddle_dp.tensors import Array
 
 LENGTH = struct.Struct("<Q")
 LOST = 2**64 - 1  # replaces the length of a lost rank
@@ -138,6 +137,8 @@ class Push:
 
     def send_all(self, number: int, tensor: paddle.Tensor) -> None:
         """Sends a copy to all others, now or in a thread: the tensor may be changed immediately."""
+        from paddle_dp.tensors import bytes_of
+
         data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
         for to in self.peers:
             self.send_bytes(to, number, data)
@@ -166,7 +167,9 @@ class Push:
     @staticmethod
     def into(tensor: paddle.Tensor, data: memoryview) -> None:
         """Writes received bytes into a tensor of the same shape and dtype."""
-        bytes_of(tensor)[:] = np.frombuffer(data, np.uint8)
+        from paddle_dp.tensors import bytes_of
+
+        bytes_of(tensor).data[:] = data
 
     @contextmanager
     def waiting(self, activity: str) -> Iterator[None]:
