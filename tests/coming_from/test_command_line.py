@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,16 @@ def test_an_unresolved_value_is_refused_where_it_counts(tmp_path: Path) -> None:
         c.take("learning_rate")
 
 
+@pytest.fixture
+def without_collections() -> Iterator[None]:
+    """The garbage of all tests of this process is looked through now and then: half a second, in whoever's time."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collections")
 @pytest.mark.parametrize("word", ["{ ", "a\n", "$(", "then "])
 def test_a_long_script_takes_no_longer_than_its_letters(word: str) -> None:
     """In processor seconds: ten times the letters take ten times as long, and a hundred times if each word is compared
@@ -158,4 +170,4 @@ def test_a_long_script_takes_no_longer_than_its_letters(word: str) -> None:
             Command.read(FILE, word * words)
         return time.process_time() - start
 
-    assert seconds(30_000) < 40 * min(seconds(3_000) for _ in range(3))
+    assert min(seconds(30_000) for _ in range(2)) < 40 * sorted(seconds(3_000) for _ in range(5))[2]
