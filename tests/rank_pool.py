@@ -63,16 +63,15 @@ class RankPool:
         changed = {name: environment.get(name) for name in names}
         changed = {name: value for name, value in changed.items() if value != self._environment.get(name)}
         variables = [{**ports, **told} for told in launched(ranks, ports, folder)] if ranks > 1 else [{}]
-        case = {"function": function, "folder": str(folder), "variables": variables, "changed": changed}
-        cases = self.process.stdin
-        assert cases is not None
-        cases.write((json.dumps(case) + "\n").encode())
-        cases.flush()
+        self._send(function, folder, variables=variables, changed=changed)
 
     def serve(self, function: str, folder: Path) -> None:
         """Forks one process that runs `function` beside all cases, until this pool is closed."""
-        case = {"function": function, "folder": str(folder), "variables": [{}], "changed": {}, "serves": True}
-        cases = self.process.stdin
+        self._send(function, folder, variables=[{}], changed={}, serves=True)
+
+    def _send(self, function: str, folder: Path, **words: Any) -> None:
+        """Sends a case to the waiting process."""
+        case, cases = {"function": function, "folder": str(folder), **words}, self.process.stdin
         assert cases is not None
         cases.write((json.dumps(case) + "\n").encode())
         cases.flush()

@@ -32,6 +32,13 @@ def row(case: str, happened: str) -> None:
     print(f"| {case} | {happened} | load {os.getloadavg()[0]:.0f} |")
 
 
+def distance_after_next_job(slurm: Slurm, folder: Path, right: Weights) -> float:
+    """Submits a folder's job once more, which goes on from the newest checkpoint to its end: how far from `right`."""
+    job = slurm.submit(folder, slow="0")
+    job.until("COMPLETED")
+    return are_right(job.out, right)
+
+
 def test_two_nodes_are_one_job(slurm: Slurm, right: Weights, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ("srun", "-N2", "--ntasks-per-node=1", "paddle-dp", "train", RECIPE, "--ranks", "1")
@@ -91,9 +98,7 @@ def test_scancel_saves_a_checkpoint(slurm: Slurm, right: Weights, tmp_path: Path
     assert f"SIGTERM: {STOPPING}" in job.screen()
     assert newest(job.out) > before and job.turns() == 0
     row("scancel", f"checkpoint of step {newest(job.out)} after {before}, all ended after {seconds:.1f} s")
-    again = slurm.submit(tmp_path, slow="0")
-    again.until("COMPLETED")
-    assert are_right(job.out, right) == 0.0
+    assert distance_after_next_job(slurm, tmp_path, right) == 0.0
 
 
 def test_a_job_that_is_stopped_for_good_is_not_requeued(slurm: Slurm, right: Weights, tmp_path: Path) -> None:
@@ -108,9 +113,7 @@ def test_a_job_that_is_stopped_for_good_is_not_requeued(slurm: Slurm, right: Wei
     assert f"SIGUSR1: {STOPPING}" in job.screen()
     row("Requeue=0, scancel --signal=USR1", f"checkpoint of step {saved}, 75, not requeued, {seconds:.1f} s")
     print(job.screen())
-    again = slurm.submit(tmp_path, slow="0")
-    again.until("COMPLETED")
-    assert are_right(job.out, right) == 0.0 and len(losses(job.out)) == 300
+    assert distance_after_next_job(slurm, tmp_path, right) == 0.0 and len(losses(job.out)) == 300
 
 
 def test_a_preempted_job_goes_on(slurm: Slurm, right: Weights, tmp_path: Path) -> None:
@@ -137,9 +140,7 @@ def test_a_time_limit_without_a_signal_before_it(slurm: Slurm, right: Weights, t
     assert f"SIGTERM: {STOPPING}" in job.screen()
     assert 0 < saved < 300
     row("time limit without --signal", f"checkpoint of step {saved}, TIMEOUT, requeued {job.turns()} times")
-    again = slurm.submit(tmp_path, slow="0")
-    again.until("COMPLETED")
-    assert are_right(job.out, right) == 0.0
+    assert distance_after_next_job(slurm, tmp_path, right) == 0.0
 
 
 def test_a_killed_task_requeues_the_job(slurm: Slurm, right: Weights, tmp_path: Path) -> None:
