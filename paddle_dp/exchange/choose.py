@@ -1,13 +1,15 @@
 """Chooses the exchange of gradients for a model that every rank holds whole.
 
+In the order of choice:
+
 | exchange             | on CPUs                    | on accelerators | chosen                                      |
 |----------------------|----------------------------|-----------------|---------------------------------------------|
-| `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
 | `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
-| `BucketedGradients`  | backward waits             | overlapped      | `bucketed` with absent gradients;           |
-|                      |                            |                 | `per_parameter`                             |
-| …                    | after backward             | after backward  | `after`                                     |
 | `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
+| `BucketedGradients`  | after backward             | after backward  | `after`                                     |
+| …                    | backward waits             | overlapped      | `per_parameter`; `bucketed` with absent     |
+|                      |                            |                 | gradients                                   |
+| `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
 
 Other layouts compose theirs: `AxesExchange` (axes/axes_exchange.py), `branch_gradient_exchange`
 (strategies/branches/branched_model.py), `server_exchange` (strategies/parameter_server/served.py), `CopiesExchange`

@@ -96,8 +96,18 @@ def read_settings(
 
 def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContext) -> list[Mistake]:
     mistakes_by_path: dict[Keys, list[Mistake]] = {}
-    for detail in error.errors(include_url=False):
-        path = keys_of(detail["loc"], values, leaf=detail["type"] in (*UNKNOWN, "missing"))
+    details = [
+        (detail, keys_of(detail["loc"], values, leaf=detail["type"] in (*UNKNOWN, "missing")))
+        for detail in error.errors(include_url=False)
+    ]
+    misspelt = {
+        (*path[:-1], near(str(path[-1]), _takes(kind, path[:-1])))
+        for detail, path in details
+        if detail["type"] in UNKNOWN
+    }
+    for detail, path in details:
+        if detail["type"] == "missing" and path in misspelt:
+            continue  # the sentence on its other spelling says enough
         for mistake in _mistake(dict(detail), path, kind, owner):
             same = mistakes_by_path.setdefault(mistake.path, [])
             if mistake not in same:

@@ -191,7 +191,8 @@ def residual_bytes(
 def flat_gradient_bytes(way: str, gradients: float, bucket: float) -> float:
     """Bytes of flat gradients in addition to the gradients, by the exchange's name."""
     reducer_bytes = gradients + min(bucket, gradients)
-    return {"after": gradients, "bucketed": reducer_bytes}.get(way, 0.0)
+    nothing = dict.fromkeys(("", "auto", "pushed", "per_parameter"), 0.0)
+    return {**nothing, "after": gradients, "bucketed": reducer_bytes}[way]
 
 
 def inbound_bytes(elements: int, width: int, workers: int, in_step: bool) -> float:

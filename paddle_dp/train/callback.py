@@ -149,7 +149,7 @@ class Callback:
     callbacks is called.
 
     `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`: the loss, its
-    scores, `lr`, `gradient_norm` and the speed since the last reading, at the cost of one small all-reduce. `step` is
+    scores, `lr`, `gradient_norm` and the speed since the last reading, at the cost of one small gather. `step` is
     then called after the last update, too, regardless of `every`; where ranks do not wait for each other, once this
     rank knows a loss.
 
@@ -157,7 +157,8 @@ class Callback:
     gather of new parameters then overlaps the next forward.
 
     At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not
-    count as training); at an epoch and at the end, after them.
+    count as training); at an epoch and at the end, after them. Of the readers, and of the others, a step calls the last
+    one of the recipe first, an epoch and the end the first one.
     """
 
     every: Every | None = None
@@ -171,7 +172,11 @@ class Callback:
         """Called before the first update, after a resume."""
 
     def step(self, moment: Moment) -> None:
-        """Called after an update, as `every` says, and after the last one if the callback reads."""
+        """Called after an update, as `every` says, and after the last one if the callback reads.
+
+        `numbers["loss"]` is finite, or NaN where no target of the batch counted. A loss that is NaN for another reason
+        ends the training before this call (`failed`, with a NotFiniteError), or a guard refuses the update (`refused`).
+        """
 
     def epoch(self, moment: Moment) -> None:
         """Called after the last update of an epoch, as `every` says; progress.epoch counts the complete ones."""

@@ -60,6 +60,18 @@ def test_a_default_part_can_be_overridden(write: Write) -> None:
     )
 
 
+def test_a_required_key_in_another_spelling_is_one_mistake(write: Write) -> None:
+    path = write("""\
+model: {use: recipe_model.Config, width: 8}
+dataset: {use: digits}
+optimiser: {use: sgd}
+schedule: {use: cosine, learning_rate: 0.1}
+train: {length: 1 epoch, batch: 8}
+""")
+    (line,) = refused(path)
+    assert line.startswith("tiny.yaml:3: a recipe has no setting 'optimiser'. Did you mean 'optimizer'?")
+
+
 def test_every_mistake_at_once_each_on_its_line(write: Write) -> None:
     path = write("""\
 model:

@@ -183,6 +183,12 @@ def test_each_kind_of_exchange_has_its_cost() -> None:
     assert extra("all_gather", layout(tensor=2)) == pytest.approx(0, abs=1e-6)
     assert [extra(kind, along) for kind in ("all_gather", "reduce_scatter")] == pytest.approx([52, 52])
     assert extra("all_to_all", layout(sequence=2)) == pytest.approx(2 * 6 * 8)
+    # A rank hands over each of 14 gradients: of the last micro-batch, or of each.
+    assert extra("push", layout(data=2)) == pytest.approx(14)
+    assert [extra("push", layout(sharding=2, stage=stage)) for stage in (1, 2, 3)] == pytest.approx(
+        [14, 28, 28]
+    )
+    assert 14 <= extra("fetch", layout(sharding=2, stage=3)) <= 2 * 14
 
 
 def test_ranks_that_wait_for_each_other_are_no_step() -> None:

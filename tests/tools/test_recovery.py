@@ -68,6 +68,11 @@ def test_the_wait_after_a_kill_ends_with_an_update_that_began_after_it() -> None
     # The update at 13.0 was on its way at 12.5: a survivor's, that ends after the kill, is no recovery.
     assert seconds_to_update(Kill(time=12.5, kind="rank"), RESTARTED) == pytest.approx(6.5)
     assert seconds_to_update(Kill(time=30.0, kind="rank"), RESTARTED) is None
+    # An orphan's, between its supervisor's end and its own, is none either.
+    orphan = [update(4, 13.6, 7), *RESTARTED]
+    kill = Kill(time=12.5, kind="supervisor", ended=frozenset([1]))
+    assert seconds_to_update(Kill(time=12.5, kind="supervisor"), orphan) == pytest.approx(1.1)
+    assert seconds_to_update(kill, orphan) == pytest.approx(6.5)
 
 
 def test_a_row_has_goodput_by_samples_and_by_updates() -> None:

@@ -5,6 +5,9 @@
 The link must be without limit. Each exchange comes after products, as in a step: the longer they take, the colder is
 whatever an exchange reads, and the less do ranks come to it at once. Rank 0 writes {kind: [[pause, start, byte], …]}
 into FILE: seconds, from the medians of two sizes; products of three lengths. foretold.py runs it.
+
+On CPUs also push and fetch: by how much longer a rank works on products if it hands a gradient to its owner after each
+of them, or asks the owner for a weight and takes it (exchange/pushed_gradients.py, axes/sharding/pulled_params.py).
 """
 
 from __future__ import annotations
@@ -14,10 +17,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+
+from paddle_dp import gloo
+from paddle_dp.axes.sharding.pulled_params import Pull
+from paddle_dp.core.data_group import PaddleGroup
+from paddle_dp.doctor.probe_rank import wait
+from paddle_dp.exchange.pushed_gradients import PushReduce
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh.messages import Push
+from tools.benchmark import slow_device
+
 TIMES = 25
+TENSORS, PASSES = 16, 9  # that are pushed or fetched in a pass
 PAUSES = 0.003, 0.01, 0.03  # seconds of products, roughly
 ROWS, WIDTH = 256, 128  # of one product
 SMALL, LARGE = 1024, 256 * 1024  # bytes of a tensor: of a few numbers, of a micro-batch's activations
@@ -25,8 +43,6 @@ SMALL, LARGE = 1024, 256 * 1024  # bytes of a tensor: of a few numbers, of a mic
 
 def kinds(rank: int, ranks: int) -> dict[str, tuple[Callable[[Any], None], float]]:
     """By kind: the exchange of a tensor, and the bytes of its longer direction for each byte of the tensor."""
-    import paddle
-    import paddle.distributed as dist
 
     def gather(x: Any) -> None:
         dist.stream.all_gather(paddle.empty_like(x), x[: x.size // ranks], use_calc_stream=True)
@@ -52,54 +68,131 @@ def kinds(rank: int, ranks: int) -> dict[str, tuple[Callable[[Any], None], float
     }
 
 
-def main() -> None:
-    from paddle_dp.launch.silence import import_paddle
+@dataclass(frozen=True)
+class Pass:
+    """Tensors that travel while a rank works: `begin` the pass, `handle` one after another, `end` the pass."""
 
-    import_paddle()
-    import paddle
-    import paddle.nn.functional as F
+    begin: Callable[[], Any]
+    handle: Callable[[int], Any]
+    end: Callable[[], Any]
 
-    from paddle_dp import gloo
-    from paddle_dp.doctor.probe_rank import wait
-    from paddle_dp.mesh import join
-    from tools.benchmark import slow_device
 
-    mesh = join(0, sys.argv[2])
-    gloo.install(mesh.device)
+def pushes(rank: int, ranks: int, size: int) -> Pass:
+    """Hands gradients of `size` bytes to their owners, which are the ranks in turn."""
+    weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
+    owners = [[number % ranks] for number in range(TENSORS)]
+    reduce = PushReduce(Push("gradients", range(ranks), rank), weights, owners)
 
-    slow_device.install()
-    x, weight = paddle.ones([ROWS, WIDTH]), paddle.ones([WIDTH, WIDTH])
+    def begin() -> None:
+        for weight in weights:
+            weight.grad = paddle.ones_like(weight)
 
-    def products(count: int) -> float:
+    return Pass(begin, reduce.send, reduce.finish)
+
+
+def fetches(rank: int, ranks: int, size: int) -> Pass:
+    """Asks for each weight of `size` bytes while the one before it is used, and takes it."""
+    weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
+    owners = [number % ranks for number in range(TENSORS)]
+    pull = Pull(PaddleGroup(range(ranks), rank, None), weights, owners)
+
+    def begin() -> None:
+        pull.begin(None, [])
+        pull.ask([0])
+
+    def fetch(number: int) -> None:
+        pull.ask([number + 1] if number + 1 < TENSORS else [])
+        if owners[number] != rank:
+            pull.take(number)
+
+    return Pass(begin, fetch, pull.finish)
+
+
+class Meter:
+    """Times exchanges after products, on all ranks of a mesh at once. `product`: the seconds of one, roughly."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._x, self._weight = paddle.ones([ROWS, WIDTH]), paddle.ones([WIDTH, WIDTH])
+        self.products(20)
+        self.product = statistics.mean(mesh.gather(self.products(50) / 50))
+
+    def count(self, pause: float) -> int:
+        """The number of products that take so many seconds."""
+        return max(1, round(pause / self.product))
+
+    def products(self, count: int) -> float:
         """Seconds of so many products."""
         began = time.perf_counter()
         for _ in range(count):
-            F.linear(x, weight)
-        wait(mesh.device)
+            F.linear(self._x, self._weight)
+        wait(self.mesh.device)
         return time.perf_counter() - began
 
-    def medians(exchange: Callable[[Any], None], size: int, count: int) -> tuple[float, float]:
-        """Seconds of the products and of the exchange: the medians of a rank, in the mean of all."""
+    def exchange(self, exchange: Callable[[Any], None], size: int, count: int) -> tuple[float, float]:
+        """Seconds of so many products and of the exchange after them: the medians of a rank, in the mean of all."""
         numbers, times = paddle.ones([size // 4]), []
         for _ in range(TIMES):
-            pause = products(count)
+            pause = self.products(count)
             began = time.perf_counter()
             exchange(numbers)
-            wait(mesh.device)
+            wait(self.mesh.device)
             times.append((pause, time.perf_counter() - began))
         pauses, seconds = (statistics.median(each) for each in zip(*times, strict=True))
-        return statistics.mean(mesh.gather(pauses)), statistics.mean(mesh.gather(seconds))
+        return statistics.mean(self.mesh.gather(pauses)), statistics.mean(self.mesh.gather(seconds))
 
-    products(20)
-    product = statistics.mean(mesh.gather(products(50) / 50))
-    costs: dict[str, list[list[float]]] = {}
-    for kind, (exchange, flow) in kinds(mesh.rank, mesh.ranks).items():
-        ways = 2 if kind == "send" else 1  # there and back
-        for count in (max(1, round(pause / product)) for pause in PAUSES):
-            pause, small = medians(exchange, SMALL, count)
-            _, large = medians(exchange, LARGE, count)
-            byte = max(0.0, large - small) / (flow * (LARGE - SMALL))
-            costs.setdefault(kind, []).append([pause, max(0.0, (small - byte * flow * SMALL) / ways), byte])
+    def handling(self, tensors: Pass, count: int) -> float:
+        """Seconds by which a pass makes its products longer: the median of a rank, in the mean of all."""
+        longer = []
+        for _ in range(PASSES):
+            self.mesh.gather(0)
+            plain = sum(self.products(count) for _ in range(TENSORS))
+            tensors.begin()
+            self.mesh.gather(0)
+            began = time.perf_counter()
+            for number in range(TENSORS):
+                self.products(count)
+                tensors.handle(number)
+            longer.append(time.perf_counter() - began - plain)
+            tensors.end()
+        return statistics.mean(self.mesh.gather(statistics.median(longer)))
+
+
+def exchange_costs(
+    meter: Meter, kind: str, exchange: Callable[[Any], None], flow: float
+) -> list[list[float]]:
+    """[pause, start, byte] for products of each length; `flow`: see `kinds`."""
+    ways, costs = 2 if kind == "send" else 1, []  # there and back
+    for count in map(meter.count, PAUSES):
+        pause, small = meter.exchange(exchange, SMALL, count)
+        _, large = meter.exchange(exchange, LARGE, count)
+        byte = max(0.0, large - small) / (flow * (LARGE - SMALL))
+        costs.append([pause, max(0.0, (small - byte * flow * SMALL) / ways), byte])
+    return costs
+
+
+def handling_costs(meter: Meter, make: Callable[[int, int, int], Pass], tensors: float) -> list[list[float]]:
+    """[[pause, start, byte]] of one of the `tensors` that a rank handles in a pass."""
+    mesh, count = meter.mesh, meter.count(PAUSES[0])
+    small, large = (
+        meter.handling(make(mesh.rank, mesh.ranks, size), count) / tensors for size in (SMALL, LARGE)
+    )
+    byte = max(0.0, large - small) / (LARGE - SMALL)
+    return [[count * meter.product, max(0.0, small - byte * SMALL), byte]]
+
+
+def main() -> None:
+    mesh = join(0, sys.argv[2])
+    gloo.install(mesh.device)
+    slow_device.install()
+    meter = Meter(mesh)
+    costs = {
+        kind: exchange_costs(meter, kind, exchange, flow)
+        for kind, (exchange, flow) in kinds(mesh.rank, mesh.ranks).items()
+    }
+    if mesh.device == "cpu":  # a rank pushes all gradients, also its own; it fetches what others own
+        costs["push"] = handling_costs(meter, pushes, TENSORS)
+        costs["fetch"] = handling_costs(meter, fetches, TENSORS * (mesh.ranks - 1) / mesh.ranks)
     if mesh.is_main:
         Path(sys.argv[1]).write_text(json.dumps(costs))
 

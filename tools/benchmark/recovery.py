@@ -79,8 +79,8 @@ train: {{length: {steps} steps, batch: {batch}, seed: 0}}
 callbacks:
   - {{use: console, every: 200 steps}}
   - {{use: metrics, every: 10 steps}}
-  - {{use: tools.benchmark.recovery_parts.StepLog, folder: {log}}}
   - {{use: checkpoint, every: {save_every} steps, keep: 2}}
+  - {{use: tools.benchmark.recovery_parts.StepLog, folder: {log}}}
 """
 
 
@@ -165,7 +165,8 @@ class Training:
     def _next_kill(self, log: Sequence[Line], every: float) -> float:
         """The time of the next kill; 0 as long as there is no update after the last one, or of all ranks at first."""
         if self.kills:
-            log = [line for line in log if line["began"] >= self.kills[-1].time]
+            last = self.kills[-1]
+            log = [line for line in log if line["began"] >= last.time and line["pid"] not in last.ended]
         elif {line["rank"] for line in log} != set(range(RANKS)):
             return 0.0
         return min(line["time"] for line in log) + every if log else 0.0
@@ -206,7 +207,7 @@ class Training:
             if not living:
                 return  # between an update and this look all have ended
             family = [living[int(drawn * len(living))]]
-        self.kills.append(Kill(time=time.time(), kind=kind))
+        self.kills.append(Kill(time=time.time(), kind=kind, ended=frozenset(family)))
         if kind == "supervisor":
             send([node.pid], signal.SIGKILL)
             node.wait()

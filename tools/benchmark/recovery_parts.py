@@ -59,8 +59,9 @@ class Perceptron(nn.Layer):
 
 
 class StepLog(Callback):
-    """Writes recovery_table.py's lines, on every rank, and the weights at the end. Stands before `checkpoint`, so that
-    an update is in the log before it is in a checkpoint."""
+    """Writes recovery_table.py's lines, on every rank, and the weights at the end. Stands after
+    `checkpoint` in the recipe: at a step the last one is called first, so that an update is in the log before it is in
+    a checkpoint."""
 
     reads = False
     weights = False

@@ -25,10 +25,12 @@ Samples = dict[int, Counter[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """A SIGKILL at `time`. `kind`: "rank", "supervisor" or "node"."""
+    """A SIGKILL at `time`. `kind`: "rank", "supervisor" or "node"; `ended`: the processes that it ends, some of them
+    half a second later."""
 
     time: float
     kind: str
+    ended: frozenset[int] = frozenset()
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -77,8 +79,10 @@ def lost_and_twice(samples: Samples, undisturbed: Samples, steps_per_epoch: int)
 
 
 def seconds_to_update(kill: Kill, log: Iterable[Line]) -> float | None:
-    """From the kill to the end of the first update that began after it; None if there is none."""
-    ends = [line["time"] for line in log if "step" in line and line["began"] >= kill.time]
+    """From the kill to the end of the first update that began after it; None if there is none. Ranks that outlive their
+    supervisor for a moment make updates that nothing goes on from."""
+    updates = (line for line in log if "step" in line and line["pid"] not in kill.ended)
+    ends = [line["time"] for line in updates if line["began"] >= kill.time]
     return min(ends) - kill.time if ends else None
 
 

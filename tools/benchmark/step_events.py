@@ -41,13 +41,16 @@ TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
 Key = Hashable
 
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "push", "fetch"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """The seconds of an exchange over a link without limit, that comes `pause` seconds after the last one: `start`, and
-    `byte` for each byte of the longer direction, which is copied and added while the link carries others."""
+    `byte` for each byte of the longer direction, which is copied and added while the link carries others.
+
+    Of `push` and `fetch`: the seconds that one gradient pushed, or one weight fetched, takes from the rank's own work.
+    """
 
     pause: float = 0.0
     start: float = 0.0
@@ -362,6 +365,11 @@ class _RankScript:
     def _start(self, key: Key) -> None:
         self.program.append(("start", key))
 
+    def _handle(self, kind: Kind, size: float) -> None:
+        """Takes time from the rank's work for a tensor that travels meanwhile, but for its way."""
+        cost = self.script.link.cost(kind, 0.0)
+        self.program.append(("work", cost.start + cost.byte * size))
+
     # Activations ----------------------------------------------------------------------------------------------------
 
     def _inside(self, name: tuple[Any, ...], number: int) -> Iterator[Key]:
@@ -421,11 +429,14 @@ class _RankScript:
     def _gradients(self, name: tuple[Any, ...], number: int) -> None:
         """Sends a block's gradients in the order of backward."""
         if self.stage == 3:
+            for weight in self.weights[number]:
+                self._handle("push", self._bytes(weight))
             sizes = self._sizes_by_owner(number, self.layout.gradient_on_its_way)
             key = self._owners_exchange((name, "reduce", number), sizes, sends=False, stream="gradients")
             self._send_gradients(key, sizes.get(self.shard, 0.0))
             return
         for weight in reversed(self.weights[number]):
+            self._handle("push", self._bytes(weight))
             owner = self.owners.get(weight.name, 0)
             bucket = self._buckets.setdefault(owner, _Bucket())
             bucket.size += self._bytes(weight)
@@ -535,6 +546,9 @@ class _RankScript:
                 self._start(fetch)
             if needed == number:
                 self.program.append(("wait", fetch))
+                for weight in self.weights[number]:
+                    if sizes.get(owner := self.owners[weight.name]) and owner != self.shard:
+                        self._handle("fetch", self._bytes(weight))
 
     def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], dict[int, float]]:
         """The elements that stage 3 fetches for a block, by owner, in the forward and in the backward of the first

@@ -1,9 +1,9 @@
 """Parameter server: servers own the parameters; workers push gradients to them and pull the parameters.
 
 Li et al. 2014 (OSDI). `served` has the parts of a learner for synchronous updates: owners, exchange, norm, weights.
-`async_worker` computes shares without waiting for other workers, and an `async_server` answers it. From an accelerator
-gradients are sent by `copied_gradients`. `host_group` exchanges tensors of the workers' layers through server 0. With
-`pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
+Also there: gradients copied from an accelerator to the host, and `HostGroup`, which exchanges tensors of the workers'
+layers through server 0. `async_worker` computes shares without waiting for other workers, and has the servers' side of
+it. With `pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
 """
 
 from __future__ import annotations
