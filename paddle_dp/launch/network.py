@@ -26,18 +26,19 @@ def meet(
     is_first: bool = False,
     patience: float = 0.0,
     report: Callable[[str], object] = lambda text: None,
+    is_ended: Callable[[], bool] = lambda: False,
 ) -> Meeting:
     """Returns the rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait for
     ever. Here it is the address from which the kernel would reach the master; on node 0 with a loopback name, the
     address from which it would reach other networks. `patience`: seconds until the master's name must resolve; `report`
-    gets a line if it waits. Raises UsageError if the master's name has no address, or one that only its machine can
-    reach; on the first node, if it is another machine's address, or its port is taken.
+    gets a line if it waits, and `is_ended()` ends the wait. Raises UsageError if the master's name has no address, or
+    one that only its machine can reach; on the first node, if it is another machine's address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
-        address = _address(host, patience, report)
+        address = _address(host, patience, report, is_ended)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
@@ -67,14 +68,16 @@ def meet(
     return Meeting(master=f"{address}:{port}", host=local_address, interface=interface_of(local_address))
 
 
-def _address(host: str, patience: float, report: Callable[[str], object]) -> str:
-    """Resolves a name. Raises OSError if that fails for `patience` seconds."""
+def _address(
+    host: str, patience: float, report: Callable[[str], object], is_ended: Callable[[], bool]
+) -> str:
+    """Resolves a name. Raises OSError if that fails for `patience` seconds, or until `is_ended()`."""
     end, is_reported = time.monotonic() + patience, False
     while True:
         try:
             return socket.gethostbyname(host)
         except OSError:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or is_ended():
                 raise
         if not is_reported:
             report(f"no address is known for {host} yet: asking again, for {patience:.0f} s at most")

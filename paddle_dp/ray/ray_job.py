@@ -20,11 +20,12 @@ from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch import console
 from paddle_dp.launch.command import typed
 from paddle_dp.launch.network import free_port
-from paddle_dp.launch.processes import child_options, recorded_signals
+from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.recipe import read_recipe
 from paddle_dp.report.run_record import read_run
 
 _LOOK = 1.0  # seconds between looks at the job and at signals
+_SOON = 5.0  # seconds without room until a line reports it
 _SECRET = "PADDLE_DP_SECRET"  # of the nodes' messages; each job has another one
 _LINES = 30  # of a node's screen, kept for the cause of its end
 USAGE = 2  # exit status for a mistake in the command
@@ -120,23 +121,31 @@ class RayJob:
             [self.resources] * self.nodes, strategy="STRICT_SPREAD" if self.spread else "PACK"
         )
         try:
-            self._wait_for_room(group)
-            return self._on(ray, group, folder)
+            with recorded_signals() as signals:
+                if self._has_room(group, signals):
+                    return self._on(ray, group, folder, signals)
+                return _ended(signals, "room in the Ray cluster", folder)
         finally:
             remove_placement_group(group)  # ends its actors, too
 
-    def _wait_for_room(self, group: Any) -> None:
-        """Raises UsageError if the cluster has no room within `wait` seconds; soon a line tells of the wait."""
+    def _has_room(self, group: Any, signals: Signals) -> bool:
+        """Waits for room; False if a signal ends the wait. Raises UsageError if the cluster has none within `wait`
+        seconds; soon a line tells of the wait."""
         need = f"room for {self.nodes} nodes with {self.resources} each"
         advice = " spread=False puts several nodes on one machine." if self.spread else ""
-        soon = min(5.0, self.wait)
-        if group.wait(soon):
-            return
-        console.write(f"waiting for {need}, for {self.wait:.0f} s at most: see `ray status`.{advice}")
-        if not group.wait(self.wait - soon):
-            raise UsageError(f"The Ray cluster has no {need} after {self.wait:.0f} s.{advice}")
+        begun, is_reported = time.monotonic(), False
+        while not group.wait(_LOOK):
+            waited = time.monotonic() - begun
+            if signals.number:
+                return False
+            if waited >= self.wait:
+                raise UsageError(f"The Ray cluster has no {need} after {self.wait:.0f} s.{advice}")
+            if waited >= _SOON and not is_reported:
+                is_reported = True
+                console.write(f"waiting for {need}, for {self.wait:.0f} s at most: see `ray status`.{advice}")
+        return True
 
-    def _on(self, ray: Any, group: Any, folder: Path) -> RayResult:
+    def _on(self, ray: Any, group: Any, folder: Path, signals: Signals) -> RayResult:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         variables = {
@@ -156,40 +165,52 @@ class RayJob:
             started = actor.options(scheduling_strategy=bundle, **options)
             nodes.append(started.remote(number, os.getcwd(), variables, self.restarts))
         try:
-            master = ray.get(nodes[0].address.remote(), timeout=self.wait)
+            address, begun = nodes[0].address.remote(), time.monotonic()
+            while not ray.wait([address], timeout=_LOOK)[0] and time.monotonic() - begun < self.wait:
+                if signals.number:
+                    return _ended(signals, "its first actor", folder)
+            master = ray.get(address, timeout=_LOOK)
             runs = [
                 node.run.remote(self.arguments(number, master, folder), str(folder))
                 for number, node in enumerate(nodes)
             ]
-            return self._watch(ray, nodes, runs, folder)
+            return self._watch(ray, nodes, runs, folder, signals)
         finally:
             for node in nodes:
                 with suppress(Exception):  # it is dead already
                     ray.kill(node)
 
-    def _watch(self, ray: Any, nodes: Sequence[Any], runs: Sequence[Any], folder: Path) -> RayResult:
+    def _watch(
+        self, ray: Any, nodes: Sequence[Any], runs: Sequence[Any], folder: Path, signals: Signals
+    ) -> RayResult:
         """Waits for all nodes. They end with the same first cause; but for one that is lost for good, for which the
         others would wait in vain: they are asked to stop."""
         replies: dict[int, _Reply] = {}
         requests = 0
-        with recorded_signals() as signals:
-            while len(replies) < len(runs):
-                waiting = [run for number, run in enumerate(runs) if number not in replies]
-                done, _ = ray.wait(waiting, timeout=_LOOK)
-                for run in done:
-                    number = runs.index(run)
-                    replies[number] = _reply_of(ray, run, number)
-                reasons = signals.times + sum(reply.lost for reply in replies.values())
-                if reasons > requests:
-                    requests = reasons
-                    for number, node in enumerate(nodes):
-                        if number not in replies:
-                            node.stop.remote()
+        while len(replies) < len(runs):
+            waiting = [run for number, run in enumerate(runs) if number not in replies]
+            done, _ = ray.wait(waiting, timeout=_LOOK)
+            for run in done:
+                number = runs.index(run)
+                replies[number] = _reply_of(ray, run, number)
+            reasons = signals.times + sum(reply.lost for reply in replies.values())
+            if reasons > requests:
+                requests = reasons
+                for number, node in enumerate(nodes):
+                    if number not in replies:
+                        node.stop.remote()
         failed = sorted((r for r in replies.values() if r.status), key=lambda reply: not reply.lost)
         return RayResult(
             status=failed[0].status if failed else 0, cause=failed[0].cause if failed else "", folder=folder,
             replaced=tuple(number for number, reply in sorted(replies.items()) if reply.replaced),
         )  # fmt: skip
+
+
+def _ended(signals: Signals, awaited: str, folder: Path) -> RayResult:
+    """The result, and the sentence on the screen, where a signal has ended the wait for what a job needs first."""
+    cause = f"ended by {signals.name} while the job waited for {awaited}: nothing was trained."
+    console.write(cause)
+    return RayResult(status=128 + signals.number, cause=cause, folder=folder, replaced=())
 
 
 def _reply_of(ray: Any, run: Any, number: int) -> _Reply:

@@ -77,6 +77,17 @@ def test_a_name_without_an_address_is_a_sentence(monkeypatch):
         meet("nowhere:1")
 
 
+def test_the_wait_for_a_name_ends_where_it_is_asked_to(monkeypatch):
+    def fails(name):
+        raise OSError("unknown")
+
+    monkeypatch.setattr(network.socket, "gethostbyname", fails)
+    asked = []
+    with pytest.raises(UsageError, match="no address is known"):
+        meet("job-0.service:9701", patience=60.0, is_ended=lambda: asked.append(1) or len(asked) > 1)
+    assert len(asked) == 2
+
+
 def test_an_address_that_nobody_holds_has_no_interface():
     assert interface_of("198.51.100.1") is None
 

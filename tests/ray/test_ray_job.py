@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from paddle_dp.errors import InstallError, UsageError
-from paddle_dp.ray import RayJob
+from paddle_dp.launch.processes import Signals
+from paddle_dp.ray import RayJob, ray_job
 from paddle_dp.ray.ray_job import RayNode, _cause
 from tests.house.programs import ROOT
 
@@ -52,7 +55,7 @@ class PlayedNode:
 def watched(*runs: Any) -> tuple[Any, list[int]]:
     nodes = [PlayedNode() for _ in runs]
     job = RayJob(recipe=RECIPE, nodes=len(runs))
-    return job._watch(PlayedRay(), nodes, runs, Path("run")), [node.stops for node in nodes]
+    return job._watch(PlayedRay(), nodes, runs, Path("run"), Signals()), [node.stops for node in nodes]
 
 
 def test_each_node_gets_its_words() -> None:
@@ -165,17 +168,48 @@ def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("room_after", [0, 20, 400])
-def test_a_wait_for_room_is_told_soon(room_after: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_for_room_is_told_soon(
+    room_after: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = list[float]()
-    group = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or sum(waited) >= room_after)
+    monkeypatch.setattr(ray_job, "time", SimpleNamespace(monotonic=lambda: float(sum(waited))))
+    group = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or sum(waited) > room_after)
     job = RayJob(recipe=RECIPE, nodes=2)
     if room_after > job.wait:
         with pytest.raises(UsageError, match=r"has no room for 2 nodes .* after 300 s\. spread=False puts"):
-            job._wait_for_room(group)
+            job._has_room(group, Signals())
     else:
-        job._wait_for_room(group)
-    assert waited == ([5] if not room_after else [5, 295])
-    assert ("waiting for room for 2 nodes" in capsys.readouterr().err) == (room_after > 0)
+        assert job._has_room(group, Signals())
+    assert capsys.readouterr().err.count("waiting for room for 2 nodes") == (room_after > 0)
+
+
+def test_a_signal_ends_the_wait_for_room_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own handler ended it deep in Ray's stack."""
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    monkeypatch.setitem(sys.modules, "ray.util", util := MagicMock())
+    recipe = SimpleNamespace(strategy=MagicMock(), folder=Path("runs"))
+    monkeypatch.setattr(ray_job, "read_recipe", lambda *words: recipe)
+    group = SimpleNamespace(wait=lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    util.placement_group.return_value = group
+    result = RayJob(recipe=RECIPE, nodes=2).run()
+    assert (result.status, result.replaced) == (143, ())
+    assert (
+        result.cause
+        == "ended by SIGTERM while the job waited for room in the Ray cluster: nothing was trained."
+    )
+    assert result.cause in capsys.readouterr().err
+    util.remove_placement_group.assert_called_once_with(group)
+
+
+def test_a_signal_ends_the_wait_for_the_first_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray := MagicMock())
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", MagicMock())
+    ray.wait.return_value = ([], [])
+    result = RayJob(recipe=RECIPE, nodes=2)._on(ray, None, Path("run"), Signals(number=15, times=1))
+    assert result.status == 143 and "waited for its first actor" in result.cause
+    assert ray.kill.call_count == 2 and not ray.get.called
 
 
 def test_numbers_are_checked() -> None:

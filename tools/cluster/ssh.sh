@@ -29,7 +29,7 @@ stop() { # every node that has not ended: one that has failed cannot pass it on 
     done
 }
 
-requests=0 signals=0 status=0 deadline='' grace=${GRACE:-10}
+requests=0 signals=0 status=0 lost='' late='' deadline='' grace=${GRACE:-10}
 trap 'signals=$((signals + 1))' INT TERM HUP USR1
 while [ "${#sessions[@]}" -gt 0 ]; do
     for node in "${!sessions[@]}"; do
@@ -37,16 +37,24 @@ while [ "${#sessions[@]}" -gt 0 ]; do
         wait "${sessions[$node]}"
         ended=$?
         unset "sessions[$node]"
-        if [ "$ended" -ne 0 ] && [ "$status" -eq 0 ]; then
+        [ "$ended" -eq 0 ] && continue
+        failed="has ended with $ended"
+        if [ "$ended" -eq 255 ]; then # ssh's own: the others' status says more, unless this script has stopped them
+            failed="is lost: its ssh has ended with 255 (no connection, or its paddle-dp was killed)" lost=1
+        elif [ "$status" -eq 0 ] && [ -z "$late" ]; then
             status=$ended
-            if [ "$ended" -ne 75 ] && [ "${#sessions[@]}" -gt 0 ]; then # after a 75 the others are stopping, too
-                echo "ssh.sh: ${hosts[node]} has ended with $ended; hosts that run in $grace s are stopped" >&2
-                deadline=$((SECONDS + grace))
-            fi
+        else
+            continue
         fi
+        [ "$ended" -eq 75 ] && continue # the others are stopping, too
+        if [ "${#sessions[@]}" -gt 0 ] && [ -z "$deadline" ]; then
+            failed="$failed; hosts that run in $grace s are stopped"
+            deadline=$((SECONDS + grace))
+        fi
+        [ "$ended" -ne 255 ] && [ "${#sessions[@]}" -eq 0 ] || echo "ssh.sh: ${hosts[node]} $failed" >&2
     done
     if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
-        signals=$((signals + 1)) deadline=$((SECONDS + grace + 1)) # the second time at once
+        signals=$((signals + 1)) deadline=$((SECONDS + grace + 1)) late=1 # the second time at once
     fi
     if [ "$signals" -gt "$requests" ]; then
         requests=$((requests + 1))
@@ -59,4 +67,5 @@ trap - INT TERM HUP USR1
 for node in "${!hosts[@]}"; do
     ssh -o BatchMode=yes "${hosts[node]}" "rm -f $pidfile.$node" < /dev/null
 done
+[ "$status" -eq 0 ] && [ -n "$lost" ] && status=1 # of a job that has lost a node
 exit "$status"

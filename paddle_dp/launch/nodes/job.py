@@ -128,11 +128,19 @@ def run(node_job: NodeJob) -> int:
     job = node_job.plan.job
     number, key = job.node_rank or 0, users_secret(node_job.inherited)
     patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
-    meeting = network.meet(str(job.master), number == 0, patience, console.write)
-    address, offer = network.split_address(meeting.master), node_job.sizes.offered().ranks
-    hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": offer}
     with ExitStack() as stack:
         signals = stack.enter_context(recorded_signals())
+        try:
+            meeting = network.meet(
+                str(job.master), number == 0, patience, console.write, lambda: signals.times > 0
+            )
+        except UsageError:
+            if not signals.number:
+                raise
+            console.write(f"ended by {signals.name} before the nodes have met: no process is left.")
+            return 128 + signals.number
+        address, offer = network.split_address(meeting.master), node_job.sizes.offered().ranks
+        hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": offer}
         if number == 0:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another address
