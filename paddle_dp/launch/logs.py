@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from paddle_dp.errors import UsageError
 
+PIECE = 4096  # bytes that a pipe takes without a wait if it takes any
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 # The output of init_parallel_env for every flag that the launcher has set, and Paddle's output for a SIGTERM.
 _NOISE = re.compile(
@@ -112,6 +114,23 @@ class Follower:
     def shown(self) -> int:
         """The bytes of the log that are on the screen."""
         return 0 if self.screen is None else self._read - len(self._rest)
+
+    def follow(self, until: int) -> None:
+        """Copies like `copy`, but only as much as the screen takes now: nobody would watch the ranks while a stopped
+        reader (Ctrl-S, a pager) makes this process wait."""
+        before = -1
+        while before < self._read < until and self._takes():
+            before = self._read
+            self.copy(min(until, before + max(PIECE // 4, PIECE - len(self._rest))))
+
+    def _takes(self) -> bool:
+        """True if the screen takes a piece without a wait."""
+        if self.screen is None:
+            return True
+        try:
+            return bool(select.select([], [self.screen], [], 0.0)[1])
+        except (OSError, ValueError):  # not a file of the system
+            return True
 
     def copy(self, until: int) -> None:
         """Copies new text before byte `until`, up to the end of its last complete line."""

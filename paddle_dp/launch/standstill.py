@@ -134,13 +134,17 @@ class Standing:
         self.watch, self.sample, self.nodes = limits.watch, limits.sample, nodes
         self._counts: dict[int, int] = {}
         self._since: dict[int, float] = {}  # seconds that each rank has stood, summed over the looks
+        self._stopped: dict[int, float] = {}  # seconds for which a signal has stopped each stopped rank
         self._looked: float | None = None
         self._step: tuple[int, float] | None = None
         self._begun = False  # the first steps are done
         self._steps: deque[float] = deque(maxlen=101)  # seconds of each step
 
     def look(self, beats: Beats, now: float, stopped: Sequence[int] = ()) -> Standstill | None:
-        """Returns the standstill at `now` (monotonic clock), or None. `stopped`: ranks that a signal has stopped."""
+        """Returns the standstill at `now` (monotonic clock), or None. `stopped`: ranks that a signal has stopped.
+
+        A stopped rank does nothing in any phase, so neither it nor ranks that wait have the longer limits of phases.
+        """
         passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
         self._looked = now
         for rank, beat in beats.items():
@@ -148,14 +152,13 @@ class Standing:
             stands = self._counts.get(rank) == count
             self._since[rank] = self._since.get(rank, 0.0) + passed if stands else 0.0
             self._counts[rank] = count
+        # From 0 at the first look: a profiler stops a rank for an instant.
+        self._stopped = {rank: self._stopped.get(rank, -passed) + passed for rank in stopped}
         self._time_steps(beats)
         if not beats:
             return None
         seconds = min(self._since[rank] for rank in beats)
-        limits = [self._limit(beat) for beat in beats.values()]
-        if self.nodes > 1 and all(beat is not None and beat.waits for beat in beats.values()):
-            limits += [self._limit_in(phase) for phase in ("data", *CALLED)]  # of a rank on another node
-        limit, setting = max(limits)
+        limit, setting = max(self._limits(beats))
         if seconds < limit:
             return None
         since = {rank: self._since[rank] for rank in beats}
@@ -168,6 +171,18 @@ class Standing:
         if self.watch.patience is not None:
             return self.watch.patience.seconds
         return max(LEAST, STEPS * median(self._steps)) if self._steps else LEAST
+
+    def _limits(self, beats: Beats) -> list[tuple[float, str]]:
+        """Returns how many seconds each rank may stay in its status, and the setting with that limit."""
+        waiting = {rank for rank, beat in beats.items() if beat is not None and beat.waits}
+        within = (self.patience(), "watch.patience")
+        held = {rank for rank, seconds in self._stopped.items() if seconds >= within[0]}
+        if held:
+            return [within, *(self._limit(beats[rank]) for rank in beats.keys() - held - waiting)]
+        limits = [self._limit(beat) for beat in beats.values()]
+        if self.nodes > 1 and len(waiting) == len(beats):
+            limits += [self._limit_in(phase) for phase in ("data", *CALLED)]  # of a rank on another node
+        return limits
 
     def _limit(self, beat: RankStatus | None) -> tuple[float, str]:
         """Returns how many seconds a rank may stay in its status, and the setting with that limit."""

@@ -148,12 +148,12 @@ class Supervision:
         while not self._over():
             if not self._stop_requested and (line := self._stop_line()) and self._stops():
                 self._stop_requested = True
-                write(line)
                 number = signals.number or signal.SIGUSR1
                 send(self.watch.living, number)  # the ranks inform other nodes' ranks
+                write(line)
             if self._ends_at_once(signals.times):
                 return
-            follower.copy(written)  # the size from before the check: nothing printed after a failure
+            follower.follow(written)  # the size from before the check: nothing printed after a failure
             self.watch.rest(INTERVAL)
             written = follower.size
 
@@ -168,9 +168,10 @@ class Supervision:
         self._report_departures(time.time())
         lost = self.lost.now()
         self.lost.tell(self._failure_of)
-        done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks, lost) and not self._left_early()
+        well = self.watch.all_well(self.plan.ranks, lost) and not self._left_early()
+        # A launcher of several nodes may have to answer other nodes' launchers; a stopped one does not, and never ends.
         return (
-            done
+            (well and (self.plan.nodes == 1 or is_stopped(self.process.pid)))
             or self.process.poll() is not None
             or any(departure.rank not in lost for departure in self.watch.failed)
             or bool(self.lost.written(self.attempt))

@@ -9,6 +9,8 @@ Paddle concurrently.
 from __future__ import annotations
 
 import json
+import select
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -31,6 +33,7 @@ RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 # Variables that differ between jobs and are not read when Paddle is imported.
 JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
+ANSWER = 180.0  # seconds for a waiting process to import Paddle, or to end a rank, on a busy machine
 IMPORT_AFTER = 6.0  # seconds after which spares import Paddle, when the ranks have started
 
 
@@ -206,8 +209,15 @@ def _free(port_range: str, count: int) -> list[int]:
 
 
 def _answer(waiting: Popen[bytes]) -> int:
-    """Returns the next number that a waiting process writes; 0 if it has ended."""
+    """Returns the next number that a waiting process writes; 0 if it has ended.
+
+    A stopped one (SIGSTOP) is continued, and one that does not answer for ANSWER seconds is killed: no clock runs here.
+    """
     assert waiting.stdout is not None
+    waiting.send_signal(signal.SIGCONT)
+    if not select.select([waiting.stdout], [], [], ANSWER)[0]:
+        waiting.kill()
+        return 0
     return int(waiting.stdout.readline() or b"0")
 
 

@@ -68,7 +68,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
-        self._at = 0
+        self._at, self._record = 0, slice(0, _RECORD.size)
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._activity, self._waits = "start", b"", False
         self.stops = False
@@ -81,6 +81,7 @@ class Heartbeat:
     def attach(self, memory: bytearray | mmap.mmap, slot: int = 0) -> None:
         """Moves this record to `slot` of `memory`."""
         self._memory, self._at = memory, slot * _SLOT
+        self._record = slice(self._at, self._at + _RECORD.size)
         self.call(self.name)
 
     def detach(self) -> None:
@@ -101,7 +102,7 @@ class Heartbeat:
     def call(self, name: str) -> None:
         """Sets the role shown in messages, "server 1"."""
         self.name = name
-        _NAME.pack_into(self._memory, self._at + _AT_NAME, name.encode()[: _NAME.size])
+        self._put(_AT_NAME, _NAME.pack(name.encode()[: _NAME.size]))
 
     @property
     def phase(self) -> str:
@@ -116,8 +117,8 @@ class Heartbeat:
     def at(self, sample: int) -> None:
         """Reports that the rank now reads this sample."""
         self._count += 1
-        _MOVED.pack_into(self._memory, self._at, self._count, time.monotonic())
-        _SAMPLE.pack_into(self._memory, self._at + _AT_SAMPLE, sample)
+        self._put(0, _MOVED.pack(self._count, time.monotonic()))
+        self._put(_AT_SAMPLE, _SAMPLE.pack(sample))
 
     @contextmanager
     def within(self, phase: str, activity: str = "") -> Iterator[None]:
@@ -165,10 +166,18 @@ class Heartbeat:
 
     def _write(self, now: float) -> None:
         self._count += 1
-        _RECORD.pack_into(
-            self._memory, self._at, self._count, now, self.step, _NUMBER[self._phase], -1,
-            self._waits + 2 * self.stops + 4 * self.expendable, self.first, self._activity,
-        )  # fmt: skip
+        flags = self._waits + 2 * self.stops + 4 * self.expendable
+        phase = _NUMBER[self._phase]
+        # Not by pack_into, see `_put`.
+        self._memory[self._record] = _RECORD.pack(
+            self._count, now, self.step, phase, -1, flags, self.first, self._activity
+        )
+
+    def _put(self, at: int, content: bytes) -> None:
+        """Copies `content` into the record. `pack_into` would fill it with zeros first, and a reader, or a signal that
+        stops this process then, would find a rank that has not begun."""
+        at += self._at
+        self._memory[at : at + len(content)] = content
 
 
 heartbeat = Heartbeat()

@@ -269,7 +269,8 @@ class WatchSettings:
     for ([reliability.md](reliability.md))."""
 
     patience: Duration | None = None
-    """Limit within a step and after the last one. By default ten times the median step, and 60 s at least."""
+    """Limit within a step, after the last one, and of a rank that a signal has stopped. By default ten times the median
+    step, and 60 s at least."""
 
     start: Duration = Duration.parse("600 s")
     """Limit until the first steps are done: Python, the data set, the other nodes."""

@@ -99,7 +99,7 @@ def waiting_ranks(root: int) -> list[int]:
     for pid in Path(f"/proc/{root}/task/{root}/children").read_text().split():
         if b"launch/waiting_rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
             waiting.append(int(pid))
-    return sorted(waiting)
+    return waiting
 
 
 def serve() -> None:

@@ -350,13 +350,19 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for deed in dict.fromkeys(row["deed"] for row in rows):
         several = [row for row in rows if row["deed"] == deed]
-        layouts = ", ".join(dict.fromkeys(row["layout"] for row in several))
+        layouts = ", ".join(dict.fromkeys(_in_a_list(row["layout"]) for row in several))
         steps = sorted(row["step"] for row in several)
         span = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
         status = ", ".join(dict.fromkeys(str(row["status"]) for row in several))
         ends = ", or ".join(dict.fromkeys(PROMISED.get(row["promise"], row["promise"]) for row in several))
         lines.append(f"| {deed} | {layouts} | {span} | {status} | {ends} |")
     return lines
+
+
+def _in_a_list(layout: str) -> str:
+    """ "data, 1000 steps" as "data (1000 steps)": the commas of the list are between layouts."""
+    name, _, detail = layout.partition(", ")
+    return f"{name} ({detail})" if detail else name
 
 
 def write(rows: Sequence[Mapping[str, Any]], page: Path) -> None:

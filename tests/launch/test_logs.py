@@ -132,6 +132,24 @@ def test_a_screen_that_is_gone_does_not_stop_anything(log):
     assert follower.screen is None
 
 
+def test_a_screen_whose_reader_is_stopped_is_not_waited_for(log):
+    """`paddle-dp train … | less`: the supervisor stood in a write, and noticed no rank that failed or stood still."""
+    said = b"".join(b"step %d: loss 0.5\n" % number for number in range(20_000))
+    log.write_bytes(said)
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as screen, os.fdopen(read, "rb") as reader:
+        follower = Follower(log, screen)
+        follower.follow(len(said))  # returns
+        assert 0 < follower.shown < len(said)
+        seen = reader.read(follower.shown)
+        for _ in range(100):
+            before = follower.shown
+            follower.follow(len(said))
+            seen += reader.read(follower.shown - before)
+        assert seen == said and follower.shown == len(said)
+        follower.follow(len(said) + 1)  # more than there is
+
+
 def test_what_is_on_the_screen_is_not_in_the_tail(log, tmp_path):
     """A rank that is killed has no more words than the screen has; one that crashes has its last ones."""
     log.write_bytes(b"step 10\nstep 20\nFatal")

@@ -136,6 +136,46 @@ def test_a_stopped_rank_is_named_wherever_it_is():
     assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("phase", ["start", "data", "forward", "evaluate", "checkpoint", "callbacks", "end"])
+def test_a_stopped_rank_has_one_patience_in_every_phase(phase, nodes):
+    """It writes no checkpoint and reads no sample, and the others wait for it, in the same phase perhaps."""
+    standing = Standing(limits(), nodes)
+    beats = {0: beat(99, phase, waits=True, activity="the other rank"), 1: beat(99, phase)}
+    found, seconds = look_for(standing, beats, work(standing), 2000, stopped=[1])
+    assert found and found.late_ranks == [1] and found.setting == "watch.patience"
+    assert (
+        60 <= seconds <= 62
+        and f"rank 1 is stopped (by SIGSTOP, a terminal or a debugger) for {seconds - 1}" in str(found)
+    )
+
+
+def test_a_rank_that_is_stopped_before_it_has_begun_has_that_patience_too():
+    standing = Standing(limits())
+    beats = {0: beat(3, "start", step=0, waits=True, activity="the meeting of all ranks"), 1: None}
+    found, seconds = look_for(standing, beats, 0.0, 700, stopped=[1])
+    assert found and 60 <= seconds <= 62 and "rank 1 is stopped" in str(found)
+
+
+def test_who_works_while_another_rank_is_stopped_may_go_on():
+    """The stopped one may be continued before it is needed."""
+    standing = Standing(limits())
+    start = work(standing, ranks=3)
+    beats = {0: beat(99, "data", sample=4), 1: beat(99, "data"), 2: beat(99, "backward", waits=True)}
+    found, seconds = look_for(standing, beats, start, 300, stopped=[1])
+    assert found and 125 <= seconds <= 127 and found.late_ranks == [1]
+
+
+def test_a_rank_that_a_profiler_stops_for_an_instant_keeps_the_limit_of_its_phase():
+    standing = Standing(limits())
+    start = work(standing)
+    beats = {0: beat(99, "forward", waits=True), 1: beat(99, "data")}
+    for second in range(1, 125):
+        assert standing.look(beats, start + second, [1] if second % 2 or second < 59 else []) is None
+    found, seconds = look_for(standing, beats, start + 124, 10)
+    assert found and 1 <= seconds <= 3 and found.setting == "loader.timeout"
+
+
 def test_a_rank_that_never_began_or_does_not_end_is_named():
     late = Standing(limits(start="30 s"))
     found, seconds = look_for(
@@ -182,6 +222,28 @@ def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
         assert board.read(0) is None and board.read(2) is None
     finally:
         board.close()
+
+
+@pytest.mark.processes
+def test_a_record_is_never_seen_empty_while_it_is_written():
+    """struct.pack_into fills its bytes with zeros first: a rank seemed not to have begun, and could be stopped so."""
+    board = StatusTable(1)
+    own = Heartbeat()
+    board.give(own)
+    own.enter("forward")
+    if (writer := os.fork()) == 0:
+        while True:
+            own.enter("forward")
+            own.at(4711)
+    try:
+        end, seen = time.monotonic() + 0.5, set()
+        while time.monotonic() < end:
+            seen.update(status and status.phase for status in (board.read(0) for _ in range(1000)))
+    finally:
+        os.kill(writer, 9)
+        os.waitpid(writer, 0)
+        board.close()
+    assert seen == {"forward"}
 
 
 @pytest.mark.parametrize(("nodes", "allowed"), [(1, 60), (2, 1800)])

@@ -103,3 +103,18 @@ def test_the_path_of_a_log_is_not_changed_by_the_message(nodes, said):
     """ "why?.1" lost its dot."""
     message = nobody_came(SimpleNamespace(nodes=nodes), 60, Path("runs/why?.1"))
     assert said in message and message.endswith("launcher: runs/why?.1/launcher.log")
+
+
+@pytest.mark.parametrize(("nodes", "stopped", "over"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_a_stopped_launcher_of_several_nodes_is_not_waited_for(
+    supervision, monkeypatch, nodes, stopped, over
+):
+    """It ends after its ranks, when other nodes' launchers need it no more; a stopped one never ends."""
+    (supervision.attempt / "failure.rank-0.json").unlink()
+    supervision.plan.nodes, supervision.plan.job = nodes, SimpleNamespace(script=())
+    monkeypatch.setattr(supervisor, "is_stopped", lambda pid: stopped and pid == supervision.process.pid)
+    supervision.watch.pids = {0: 6, 1: 7}
+    supervision.watch.departures = {
+        rank: Departure(rank=rank, pid=6 + rank, time=99.0, code=0) for rank in (0, 1)
+    }
+    assert supervision._over() is over

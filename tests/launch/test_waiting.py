@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,10 @@ import pytest
 from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.processes import Signals, alive, descendants
+from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped
 from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
-from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, launched
+from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, _answer, launched
+from tests.eventually import eventually
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
 # Where the files of one attempt are, its own ports, and what only Paddle's launcher says.
@@ -140,6 +143,29 @@ def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(wa
     assert isinstance(found, Failed) and found.cause.rank == 1
     assert run(tmp_path / "after", waiting) == Exited()
     assert waiting._waiting[1].pid != victim
+
+
+@pytest.mark.long
+def test_a_waiting_process_that_is_stopped_does_not_keep_the_job(waiting, tmp_path):
+    """The job waited for its answer for ever, without a word, when all was done."""
+    run(tmp_path / "before", waiting)
+    for each in waiting._waiting:
+        os.kill(each.pid, signal.SIGSTOP)
+    assert run(tmp_path / "after", waiting) == Exited()
+
+
+@pytest.mark.processes
+def test_an_answer_is_awaited_for_a_limited_time(monkeypatch):
+    command = ["sh", "-c", "read line; echo 7; exec sleep 60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid), 5)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert _answer(process) == 7  # it was continued
+        monkeypatch.setattr("paddle_dp.launch.waiting.ANSWER", 0.3)
+        assert _answer(process) == 0
+        assert process.wait(5) == -signal.SIGKILL
 
 
 @pytest.mark.long
