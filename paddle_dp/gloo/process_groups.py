@@ -25,7 +25,7 @@ from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, sockets
-from paddle_dp.mesh.environment import Environment, rank_host
+from paddle_dp.mesh.environment import Environment, bound_socket, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
 
@@ -43,9 +43,7 @@ def reserved_port() -> Iterator[int]:
     explicit bind and listen at that port succeeds. Probing, closing and binding again would leave a gap in which
     another rank gets the port.
     """
-    with socket.socket() as reservation:
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind(("", 0))
+    with bound_socket("", 0) as reservation:
         yield reservation.getsockname()[1]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import paddle
-
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.device import synchronize
 from paddle_dp.plan.pipeline_schedule import Work, WorkSpan
 
 
@@ -42,7 +41,7 @@ class PipelineRecorder:
         """Synchronizes all ranks of the job before a batch and starts the clock. Collective if `armed`."""
         self.rows, self.on_core = [], 0.0
         if self.armed:
-            self._wait_for_device()
+            synchronize(self.mesh.device)
             self.mesh.sum([1.0])
             self.zero = time.perf_counter()
 
@@ -52,10 +51,10 @@ class PipelineRecorder:
         if not self.armed:
             yield
             return
-        self._wait_for_device()
+        synchronize(self.mesh.device)
         start, computed = time.perf_counter(), time.thread_time()
         yield
-        self._wait_for_device()
+        synchronize(self.mesh.device)
         self.on_core += time.thread_time() - computed
         self.rows.append((work, start, time.perf_counter()))
 
@@ -81,10 +80,6 @@ class PipelineRecorder:
             share = on_core / sum(span.stop - span.start for span in spans)
             calm[pipeline] = min(calm.get(pipeline, 1.0), share)
         return [Recording(_from_zero(spans), calm[pipeline]) for pipeline, spans in sorted(recorded.items())]
-
-    def _wait_for_device(self) -> None:
-        if self.mesh.device != "cpu":
-            paddle.device.synchronize()
 
 
 def _from_zero(spans: list[WorkSpan]) -> list[WorkSpan]:

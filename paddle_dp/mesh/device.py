@@ -99,6 +99,14 @@ def _visible(kind: str) -> int:
     return sum(name.startswith(f"{kind}:") for name in paddle.device.get_available_custom_device())
 
 
+def synchronize(device: str) -> None:
+    """Waits until a device of this process has done all its work; a CPU has."""
+    import paddle
+
+    if device != "cpu":
+        paddle.device.synchronize()
+
+
 @contextmanager
 def on(device: str) -> Iterator[None]:
     """Makes `device` Paddle's current device within the context; the work's tensors must be on it."""

@@ -84,9 +84,8 @@ class Connections:
             yield
         except Exception as error:
             self.check()
-            refused = {
-                _address(host, socket.ntohs(int(port))) for host, port in _GLOO_ADDRESS.findall(str(error))
-            }
+            addresses = _GLOO_ADDRESS.findall(str(error))
+            refused = {_address(host, socket.ntohs(int(port))) for host, port in addresses}
             for (local, remote), user in _users().items():
                 if remote in refused and user not in (0, os.geteuid()):
                     raise _come_between(user, remote[1], local[1]) from error
@@ -157,9 +156,8 @@ def _inode(end: socket.socket) -> int:
     return os.fstat(end.fileno()).st_ino
 
 
-Address = tuple[
-    object, int
-]  # an IP address, version 4 where the socket of version 6 carries one, and the port
+Address = tuple[object, int]
+"""An IP address, version 4 where a socket of version 6 carries one, and the port."""
 
 
 def _users() -> dict[tuple[Address, Address], int]:

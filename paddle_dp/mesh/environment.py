@@ -43,9 +43,8 @@ class Environment:
         else:  # paddle.distributed.spawn. Pods with one address may have separate processes and files: loopback only.
             endpoints = env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
             alone = ranks == 1 or (len(endpoints) == ranks and all(e.startswith("127.") for e in endpoints))
-        return cls(
-            rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"), single_machine=alone
-        )
+        master = env.get("PADDLE_MASTER")
+        return cls(rank=rank, ranks=ranks, local_rank=local, master=master, single_machine=alone)
 
 
 def rank_host() -> str:
@@ -77,15 +76,26 @@ def check_port(address: str) -> None:
 
     Paddle's store would abort the process in C++ (3.3.1: an assertion of libuv).
     """
-    port = int(address.rpartition(":")[2])
-    with socket.socket() as probe:
-        # The store does the same: a port in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise JobError(
-                f"rank 0 cannot open its store at {address}: {error.strerror}. Another program took the port after the "
-                "launcher had chosen it: start the job again. `paddle-dp train` uses ports outside of the range from "
-                "which Linux hands out free ones."
-            ) from error
+    try:
+        bound_socket("", int(address.rpartition(":")[2])).close()
+    except OSError as error:
+        raise JobError(
+            f"rank 0 cannot open its store at {address}: {error.strerror}. Another program took the port after the "
+            "launcher had chosen it: start the job again. `paddle-dp train` uses ports outside of the range from which "
+            "Linux hands out free ones."
+        ) from error
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket bound to a port, 0 for any, with SO_REUSEADDR like Paddle's store: a port in TIME_WAIT is free.
+
+    Raises OSError for a port in use.
+    """
+    bound = socket.socket()
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

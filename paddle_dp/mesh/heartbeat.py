@@ -18,20 +18,12 @@ from typing import Any
 
 from paddle_dp.mesh.environment import Environment
 
+# "start" ends with the first batch, and "end" begins after the callbacks' end. A rank that is "done" is about to leave;
+# one that is "unwatched" does not report its phases.
 PHASES = (
-    "start",  # from the process's first statement to the first batch
-    "data",
-    "forward",
-    "backward",
-    "exchange",
-    "update",
-    "evaluate",
-    "checkpoint",
-    "callbacks",
-    "end",  # after the callbacks' end
-    "done",  # the process is about to leave
-    "unwatched",  # the rank does not report its phases
-)
+    "start", "data", "forward", "backward", "exchange", "update", "evaluate", "checkpoint", "callbacks", "end", "done",
+    "unwatched",
+)  # fmt: skip
 VARIABLE = "PADDLE_DP_HEARTBEAT"
 STARTED = "PADDLE_DP_STARTED"  # when the job's first attempt started: the origin of train.max_time
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
@@ -325,13 +317,9 @@ class Tape:
 
     def as_json(self) -> dict[str, Any]:
         """Returns lists and numbers, with which ranks compare their tapes."""
-        return {
-            "own": [[phase, activity, seconds] for (phase, activity), seconds in self.active_seconds.items()],
-            "cpu": self.cpu,
-            "waits": self.waits,
-            "sends": self.sends,
-            "transfers": self.transfers,
-        }
+        active = [[phase, activity, seconds] for (phase, activity), seconds in self.active_seconds.items()]
+        lists = {"waits": self.waits, "sends": self.sends, "transfers": self.transfers}
+        return {"own": active, "cpu": self.cpu, **lists}
 
 
 class ExchangeTrace(Tape):

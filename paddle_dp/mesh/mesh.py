@@ -142,11 +142,9 @@ class Mesh:
 
     def gather(self, value: Any) -> list[Any]:
         """Returns every rank's `value` (any JSON), in rank order. No rank waits for its device."""
-        return (
-            [json.loads(row) for row in self.gather_bytes(json.dumps(value).encode())]
-            if self.ranks > 1
-            else [value]
-        )
+        if self.ranks == 1:
+            return [value]
+        return [json.loads(row) for row in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Returns every rank's bytes, in rank order, without lost ranks'. No rank waits for its device."""

@@ -56,11 +56,9 @@ class Messages:
         exchange in reports. Raises LostPeerError when a rank is gone, or late by `Patience.seconds`."""
         with transport.around(self), late_ranks.waiting(self._group, self.ranks, activity):
             endpoint = transport.endpoint()
-            return (
-                self._gather(payload, endpoint)
-                if self._hub is None
-                else self._gather_at(self._hub, payload, endpoint)
-            )
+            if self._hub is None:
+                return self._gather(payload, endpoint)
+            return self._gather_at(self._hub, payload, endpoint)
 
     def _gather(self, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
         """Gathers in log2(ranks) rounds, in each from a rank twice as far away (Bruck et al. 1997, IEEE Transactions on

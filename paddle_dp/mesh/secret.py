@@ -41,9 +41,8 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
     except OSError as error:
         raise UsageError(f"{SECRET_FILE}={path} cannot be read ({error.strerror}).") from error
     if not secret:
-        raise UsageError(
-            f"{SECRET_FILE}={path} is empty. Put one line of random letters in it, on all nodes."
-        )
+        todo = "Put one line of random letters in it, on all nodes."
+        raise UsageError(f"{SECRET_FILE}={path} is empty. {todo}")
     return secret
 
 
@@ -72,11 +71,8 @@ def _agreed(store: Any) -> bytes:
         return proof(secret, b"ranks ", (here.master or "").encode())
     if not here.single_machine or not hasattr(os, "memfd_create"):
         if here.rank == 0:
-            print(
-                f"the ranks share no secret: any program that reaches their ports can join them. Set {SECRET} on all "
-                "nodes.",
-                flush=True,
-            )
+            danger = "any program that reaches their ports can join them"
+            print(f"the ranks share no secret: {danger}. Set {SECRET} on all nodes.", flush=True)
         return b""
     if here.rank == 0:
         key = secrets.token_bytes(BYTES)

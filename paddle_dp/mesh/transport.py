@@ -1,46 +1,35 @@
 """Sends bytes between ranks over plain sockets: sends never block, one queue per (group, source) keeps their order.
 
-On one machine they are Unix sockets, to which no other user can connect. Across machines they are TCP sockets: both
-ends prove that they know the job's key before anything is read. With a key, each message also carries a code that only
-its holders can make, unless PADDLE_DP_SEAL=off.
+`sockets` connects two ranks, and proves to each who the other is.
 """
 
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
-import hmac
 import itertools
 import os
-import secrets
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddle_dp.errors import LostPeerError
-from paddle_dp.mesh.environment import Environment, rank_host
+from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.secret import JobStore, job_key, proof, seals
+from paddle_dp.mesh.sockets import CODE, Codes, admit, introduce, keep_alive, listen, reach, read
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-DIGITS = 16  # random bytes of each end, first the listener's, so that no proof is valid twice
-PROOF = 32
-HELLO = struct.Struct(f"<{DIGITS}sqq{PROOF}s")  # the caller's digits, its rank, the listener's, and its proof
 ENTRY = 10.0  # seconds for a caller to send its proof
 STRANGERS = 16  # open connections without a proof; the oldest is closed first
 TRIES = 3  # attempts to connect, as strangers may crowd a caller out
 HEADER = struct.Struct("<qQ")  # group, length
-CODE = 16  # bytes of the code after each message between machines
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
 
 # Called with the group (`id`, `ranks`) of each exchange, also of nested ones; returns a context in which it runs.
@@ -71,19 +60,16 @@ class Endpoint:
         self._key, self._seals = key, bool(key) and not single_machine and seals()
         self._unproven: list[socket.socket] = []
         self.refused = 0  # number of strangers' connections
-        self._listener, address = _listen(single_machine)
+        self._listener, address = listen(single_machine)
         self._arrived = threading.Condition()
-        self._inbox: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
-            collections.deque
-        )
+        self._inbox: dict[tuple[int, int], deque[bytearray]] = defaultdict(deque)
         self._gone: set[int] = set()
-        self._incoming: collections.defaultdict[int, list[socket.socket]] = collections.defaultdict(list)
-        self._keeps_alive = False
+        self._incoming: dict[int, list[socket.socket]] = defaultdict(list)
         self._farewells: dict[str, Callable[[int], None]] = {}
-        self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
-        self._received: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._sent: Counter[tuple[int, int]] = Counter()  # messages, by (group, rank)
+        self._received: Counter[tuple[int, int]] = Counter()
         self._answers: dict[int, Callable[[int, bytearray], None]] = {}
-        self._connecting = threading.Lock()
+        self._keeps_alive, self._connecting = False, threading.Lock()
         self._outgoing: dict[int, Outgoing] = {}
         self._asking: dict[int, Outgoing] = {}
         store.set(f"endpoint/{rank}", address)
@@ -93,15 +79,15 @@ class Endpoint:
     def send(self, group: int, rank: int, *data: memoryview) -> None:
         """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards.
         Does nothing if the peer's process has ended."""
-        self._send(self._to(self._outgoing, rank), group, rank, data)
+        self._send(self._outgoing, group, rank, data)
 
     def ask(self, group: int, rank: int, *data: memoryview) -> None:
         """Sends a short message like `send`, over a separate connection, so that it does not wait for a long one: else
         each link would carry one direction at a time."""
-        self._send(self._to(self._asking, rank), group, rank, data)
+        self._send(self._asking, group, rank, data)
 
-    def _send(self, outgoing: Outgoing | None, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
-        if outgoing is None:
+    def _send(self, links: dict[int, Outgoing], group: int, rank: int, data: tuple[memoryview, ...]) -> None:
+        if (outgoing := self._to(links, rank)) is None:
             return
         self._sent[group, rank] += 1
         if heartbeat.tape is not None:
@@ -112,15 +98,15 @@ class Endpoint:
         """Connects to a peer unless connected; without this call the first message connects."""
         self._to(self._outgoing, rank)
 
-    def _to(self, outgoing: dict[int, Outgoing], rank: int) -> Outgoing | None:
+    def _to(self, links: dict[int, Outgoing], rank: int) -> Outgoing | None:
         """Returns the connection to a peer; None if its process has ended and no longer listens."""
         # Looked up without the lock, which a thread that connects to another peer may hold.
-        if rank in outgoing:
-            return outgoing[rank]
+        if rank in links:
+            return links[rank]
         with self._connecting, contextlib.suppress(ConnectionError):
-            if rank not in outgoing:
-                outgoing[rank] = Outgoing(*self._connect(rank))
-            return outgoing[rank]
+            if rank not in links:
+                links[rank] = Outgoing(*self._connect(rank))
+            return links[rank]
         with self._arrived:
             if self._incoming[rank]:
                 return None  # its messages are still being read
@@ -165,12 +151,17 @@ class Endpoint:
         """True if a message of a peer has arrived, so that `receive` would not wait."""
         return bool(self._inbox[group, rank])
 
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of all messages that this process has sent, also queued ones."""
+        return sum(link.bytes for links in (self._outgoing, self._asking) for link in list(links.values()))
+
     def flush(self) -> None:
         """Returns when everything queued has been written, or after 30 s per peer, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        for queues in (self._asking, self._outgoing):
-            for rank, outgoing in queues.items():
+        for links in (self._asking, self._outgoing):
+            for rank, outgoing in links.items():
                 if rank not in self._gone:
                     outgoing.flush(LAST_SENDS)
 
@@ -185,51 +176,21 @@ class Endpoint:
         with self._arrived:
             self._keeps_alive = True
             for connection in itertools.chain(*self._incoming.values()):
-                _keep_alive(connection)
+                keep_alive(connection)
 
     def _connect(self, rank: int) -> tuple[socket.socket, bytes]:
         """Connects to a peer; returns the connection and the key of its codes. Raises ConnectionError if the peer no
         longer listens, or refuses TRIES attempts."""
         for attempt in range(TRIES):
-            connection = _reach(bytes(self.store.get(f"endpoint/{rank}")).decode())
-            if (key := self._introduce(connection, rank)) is not None:
-                return connection, key
+            connection = reach(bytes(self.store.get(f"endpoint/{rank}")).decode(), Patience.seconds)
+            if (names := introduce(connection, self._key, self.rank, rank)) is not None:
+                return connection, self._session(names)
             connection.close()
             time.sleep(0.1 * (attempt + 1))
         raise ConnectionError(f"rank {rank} does not let rank {self.rank} in")
 
-    def _introduce(self, connection: socket.socket, rank: int) -> bytes | None:
-        """Proves this rank's identity to the listener, and checks that the listener is `rank`. Returns the key of the
-        connection's codes, or None if a proof fails."""
-        connection.settimeout(Patience.seconds)
-        if (challenge := _read(connection, DIGITS)) is None:
-            return None
-        digits = secrets.token_bytes(DIGITS)
-        names = bytes(challenge) + HELLO.pack(digits, self.rank, rank, b"")
-        with contextlib.suppress(OSError):  # it may have left: then it does not answer
-            connection.sendall(HELLO.pack(digits, self.rank, rank, proof(self._key, b"caller", names)))
-        answer = _read(connection, PROOF)
-        if answer is None or not hmac.compare_digest(answer, proof(self._key, b"listener", names)):
-            return None
-        connection.settimeout(None)
-        return self._session(names)
-
-    def _admit(self, connection: socket.socket) -> tuple[int, bytes] | None:
-        """Checks a caller; returns its rank and the key of the connection's codes, or None for a stranger."""
-        digits = secrets.token_bytes(DIGITS)
-        connection.sendall(digits)
-        if not _is_same_user(connection) or (hello := _read(connection, HELLO.size)) is None:
-            return None
-        challenge, rank, listener, shown = HELLO.unpack(hello)
-        names = digits + HELLO.pack(challenge, rank, listener, b"")
-        if listener != self.rank or not hmac.compare_digest(shown, proof(self._key, b"caller", names)):
-            return None  # a port scanner, or a rank of another job that used this port before
-        connection.sendall(proof(self._key, b"listener", names))
-        connection.settimeout(None)
-        return rank, self._session(names)
-
     def _session(self, names: bytes) -> bytes:
-        """Returns the key of one connection's codes; b"" if its messages have none."""
+        """Returns the key of a connection's codes, from its ends' names; b"" if its messages have none."""
         return proof(self._key, b"session", names) if self._seals else b""
 
     def _accept(self) -> None:
@@ -256,24 +217,25 @@ class Endpoint:
         with connection:
             admitted = None
             with contextlib.suppress(OSError):
-                admitted = self._admit(connection)
+                admitted = admit(connection, self._key, self.rank)
             with self._arrived:
                 self._unproven.remove(connection)
                 self.refused += admitted is None
             if admitted is None:
                 return
-            rank, key = admitted
+            rank, names = admitted
             with self._arrived:
                 self._incoming[rank].append(connection)
                 if self._keeps_alive:
-                    _keep_alive(connection)
-            codes = Codes(key)
-            while (header := _read(connection, HEADER.size)) is not None:
+                    keep_alive(connection)
+            key = self._session(names)
+            codes = Codes(key) if key else None
+            while (header := read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
                 began = time.monotonic()
-                if (data := _read(connection, length)) is None:
+                if (data := read(connection, length)) is None:
                     break
-                if codes and not codes.check(_read(connection, CODE), header, data):
+                if codes is not None and not codes.check(read(connection, CODE), header, data):
                     warning = f"rank {self.rank}: a message of rank {rank} was changed on its way: it counts as lost"
                     print(warning, file=sys.stderr, flush=True)
                     break
@@ -304,28 +266,6 @@ class Endpoint:
             farewell(rank)
 
 
-class Codes:
-    """The codes of one connection's messages, each made from a message and its number, so that no message can be
-    changed, repeated or omitted. False without a key."""
-
-    def __init__(self, key: bytes):
-        self._key, self._number = key, itertools.count()
-
-    def __bool__(self) -> bool:
-        return bool(self._key)
-
-    def next(self, *message: Buffer) -> bytes:
-        """Returns the code of the next message."""
-        code = hmac.new(self._key, b"%d " % next(self._number), "sha256")
-        for piece in message:
-            code.update(piece)
-        return code.digest()[:CODE]
-
-    def check(self, code: Buffer | None, *message: Buffer) -> bool:
-        """True if `code` is the next message's."""
-        return code is not None and hmac.compare_digest(code, self.next(*message))
-
-
 class Outgoing:
     """A connection to one peer, which keeps the order of messages. `send` never blocks: bytes that do not fit into the
     socket's buffer are queued for a thread. `key` is the key of its codes."""
@@ -334,8 +274,8 @@ class Outgoing:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._changed, self._turn = connection, threading.Condition(), threading.Lock()
-        self._codes = Codes(key)
-        self._queue: collections.deque[memoryview] = collections.deque()
+        self._codes = Codes(key) if key else None
+        self._queue: deque[memoryview] = deque()
         self.bytes = 0  # of all messages, also queued ones
         self._broken = self._threaded = False
 
@@ -348,7 +288,7 @@ class Outgoing:
         with self._turn:
             message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
             self._put(message)
-            if self._codes and not self._broken:  # computed while the kernel sends the message
+            if self._codes is not None and not self._broken:  # computed while the kernel sends the message
                 self._put([memoryview(self._codes.next(*message))])
 
     def _put(self, message: list[memoryview]) -> None:
@@ -399,72 +339,6 @@ class Outgoing:
                 self._changed.notify_all()
 
 
-def _keep_alive(connection: socket.socket) -> None:
-    """Makes the kernel probe a silent peer on another machine: after 10 s, then every 5 s, twice at most."""
-    if connection.family == socket.AF_UNIX:
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
-        if hasattr(socket, option):  # Linux
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _listen(single_machine: bool) -> tuple[socket.socket, str]:
-    """Returns a listening socket, and the address at which peers find it."""
-    if single_machine:
-        with contextlib.suppress(OSError):
-            return _listen_here()
-    listener = socket.create_server((rank_host(), 0), backlog=64)
-    host, port = listener.getsockname()[:2]
-    return listener, f"{host}:{port}"
-
-
-def _listen_here() -> tuple[socket.socket, str]:
-    """Returns a Unix socket whose only name is a descriptor of this process, and its address. The kernel admits only
-    this user. Raises OSError on a system without such names."""
-    if not hasattr(os, "O_PATH"):
-        raise OSError("this system has no O_PATH")
-    listener = socket.socket(socket.AF_UNIX)
-    with tempfile.TemporaryDirectory(prefix="paddle_dp-") as path:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            listener.bind(f"/proc/self/fd/{folder}/socket")  # a name of 107 bytes at most
-            file = os.open("socket", os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
-        finally:
-            os.close(folder)
-    listener.listen(64)
-    address = f"/proc/{os.getpid()}/fd/{file}"
-    with socket.socket(socket.AF_UNIX) as probe:  # tests that peers can connect
-        probe.connect(address)
-        listener.accept()[0].close()
-    return listener, address
-
-
-def _reach(address: str) -> socket.socket:
-    """Connects to an address. Raises ConnectionError if no process of this user listens there any more."""
-    if not address.startswith("/"):
-        host, port = address.rsplit(":", 1)
-        return socket.create_connection((host, int(port)), timeout=Patience.seconds)
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(address)
-        if _is_same_user(connection):
-            return connection
-        raise ConnectionError(f"another user listens at {address}")
-    except OSError as error:
-        connection.close()
-        raise ConnectionError(f"no process listens at {address} ({error})") from error
-
-
-def _is_same_user(connection: socket.socket) -> bool:
-    """True if the other end of a Unix socket is a process of this user, and across machines, where keys decide."""
-    if connection.family != socket.AF_UNIX:
-        return True
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return bool(user == os.geteuid())
-
-
 def _thread(work: Callable[..., object], *args: Any) -> None:
     """Runs `work` in a thread. If it fails, the process ends with a traceback in its log: the other ranks would
     otherwise wait for ever."""
@@ -482,21 +356,6 @@ def _thread(work: Callable[..., object], *args: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def _read(connection: socket.socket, length: int) -> bytearray | None:
-    """Reads exactly `length` bytes; returns None if the connection ends first."""
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        try:
-            count = connection.recv_into(view)
-        except OSError:
-            return None
-        if not count:
-            return None
-        view = view[count:]
-    return data
-
-
 _endpoint: list[Endpoint] = []
 
 
@@ -508,15 +367,6 @@ def open_endpoint(store: Any) -> Endpoint:
     return _endpoint[0]
 
 
-def sent_bytes() -> int:
-    """Returns the bytes of all messages that this process has sent."""
-    return sum(
-        outgoing.bytes
-        for local_endpoint in _endpoint
-        for outgoing in (*list(local_endpoint._outgoing.values()), *list(local_endpoint._asking.values()))
-    )
-
-
 def endpoint() -> Endpoint:
     """Returns this process's endpoint, which the first message opens."""
     if not _endpoint:
@@ -526,14 +376,10 @@ def endpoint() -> Endpoint:
     return _endpoint[0]
 
 
-# Sent bytes -----------------------------------------------------------------------------------------------------------
-# Counts the bytes that this process has sent: exactly for this package's sockets, else by arithmetic.
-
-
 @dataclass
 class Traffic:
-    """Bytes sent since the process began. `collectives`: bytes of Paddle's process groups, computed for a ring, which
-    sends the fewest (docs/exchange.md)."""
+    """Bytes sent since the process began: counted for this package's sockets. `collectives`: bytes of Paddle's process
+    groups, computed for a ring, which sends the fewest (docs/exchange.md)."""
 
     collectives: float = 0.0
 
@@ -548,7 +394,7 @@ class Traffic:
     @property
     def sent(self) -> float:
         """All bytes that this process has sent."""
-        return self.collectives + sent_bytes()
+        return self.collectives + sum(local_endpoint.sent_bytes for local_endpoint in _endpoint)
 
 
 traffic = Traffic()

@@ -27,7 +27,7 @@ import pytest
 
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.network import _is_free
-from paddle_dp.mesh.transport import DIGITS, HELLO
+from paddle_dp.mesh.sockets import DIGITS, HELLO
 from tests.faults.conftest import Started
 from tests.faults.slow_run import losses
 from tests.jobs import run_in_forks

@@ -13,15 +13,8 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.mesh.transport import (
-    DIGITS,
-    HEADER,
-    HELLO,
-    Codes,
-    Endpoint,
-    Patience,
-    _reach,
-)
+from paddle_dp.mesh.sockets import DIGITS, HELLO, Codes, reach
+from paddle_dp.mesh.transport import HEADER, Endpoint, Patience
 from tests.house.programs import ROOT, run_python, until
 from tests.strangers import needs_another_user, stranger_is_well
 
@@ -101,7 +94,7 @@ def test_a_send_does_not_wait_while_another_peer_is_connected_to(pair: tuple[End
 
 def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    with _reach(one.store["endpoint/1"].decode()) as stranger:
+    with reach(one.store["endpoint/1"].decode(), 10.0) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
         say(zero, 0, 1, b"ours")
         assert bytes(one.receive(0, 0)) == b"ours"
@@ -247,7 +240,7 @@ def odd_beginnings() -> list[bytes]:
 def test_odd_beginnings_are_refused_and_counted(machines: tuple[Endpoint, Endpoint]) -> None:
     zero, one = machines
     for turn in range(210):
-        with _reach(one.store["endpoint/1"].decode()) as stranger:
+        with reach(one.store["endpoint/1"].decode(), 10.0) as stranger:
             stranger.sendall(odd_beginnings()[turn % len(odd_beginnings())])
     say(zero, 0, 1, b"ours")
     assert bytes(one.receive(0, 0)) == b"ours" and not one._gone
@@ -266,7 +259,7 @@ def test_idle_strangers_do_not_deafen_a_rank() -> None:
         store = Store()
         store.set("endpoint/1", rank.stdout.readline().strip())
         for _ in range(300):
-            idle.enter_context(_reach(store["endpoint/1"].decode()))
+            idle.enter_context(reach(store["endpoint/1"].decode(), 10.0))
         say(Endpoint(store, 0, KEY, False), 0, 1, b"ours")
         assert rank.stdout.readline() == "heard b'ours'\n"
 
@@ -291,8 +284,8 @@ def test_a_thread_that_fails_ends_its_process_with_the_cause() -> None:
 def test_another_user_cannot_connect_on_one_machine() -> None:
     store = Store()
     Endpoint(store, 0, KEY)
-    assert not stranger_is_well(lambda: _reach(store["endpoint/0"].decode()))
-    assert _reach(store["endpoint/0"].decode())
+    assert not stranger_is_well(lambda: reach(store["endpoint/0"].decode(), 10.0))
+    assert reach(store["endpoint/0"].decode(), 10.0)
 
 
 def test_nothing_of_a_socket_is_left_in_the_temporary_folder(

@@ -92,7 +92,7 @@ def slow_link(seconds: float) -> Iterator[None]:
 
     One parameter of `Slow` is as large.
     """
-    arrivals, read = next(iter(late_ranks._arrivals), None), transport._read
+    arrivals, read = next(iter(late_ranks._arrivals), None), transport.read
     if not seconds or arrivals is None:
         yield
         return
@@ -110,11 +110,11 @@ def slow_link(seconds: float) -> Iterator[None]:
         time.sleep(seconds if length > 4096 else 0.0)
         return data
 
-    arrivals.waiting, transport._read = slow_waiting, slow_read  # type: ignore[method-assign]
+    arrivals.waiting, transport.read = slow_waiting, slow_read  # type: ignore[method-assign]
     try:
         yield
     finally:
-        arrivals.waiting, transport._read = waiting, read  # type: ignore[method-assign]
+        arrivals.waiting, transport.read = waiting, read  # type: ignore[method-assign]
 
 
 def train(
