@@ -24,9 +24,9 @@ from paddle_dp.recipe.schema import (
     Load,
     LoaderSettings,
     Mix,
-    Train,
     WatchSettings,
 )
+from paddle_dp.recipe.train_schema import Train
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/coming-from"

@@ -13,7 +13,8 @@ import pytest
 
 from paddle_dp.part import Annotation, settings_of
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import LoaderSettings, Train
+from paddle_dp.recipe.schema import LoaderSettings
+from paddle_dp.recipe.train_schema import Train
 from paddle_dp.strategies._base import StrategyConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,10 +19,10 @@ from paddle_dp.recipe.schema import (
     Guard,
     LoaderSettings,
     Mix,
-    Train,
     TurnSettings,
     WatchSettings,
 )
+from paddle_dp.recipe.train_schema import Train
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
 IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")

@@ -314,14 +314,11 @@ class TrainerBuilder:
         # Checkpoints do not hold the weights of an adapter's base.
         load = self.setup.load if resumed is None or task.base else None
         learner = self._begun(self._tried(task), load, verbose=resumed is None)
+        report = read_part("callbacks", {"use": "report"})
         trainer = kind(
             learner,
             self.train_loader,
-            [
-                *self.setup.callbacks(run),
-                CertificateWriter(run),
-                read_part("callbacks", {"use": "report"}).build(run),
-            ],
+            [*self.setup.callbacks(run), CertificateWriter(run), report.build(run)],
             run=run,
             check_every=requested.strategy.config.check_every,
             guard=requested.guard,

@@ -88,9 +88,8 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
         if moved is not None:
             print(f"the earlier run is now {moved}", flush=True)
         write_recipe(recipe, recipe.folder / "recipe.yaml")
-        Inputs.from_dataset(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(
-            recipe.folder
-        )
+        inputs = Inputs.from_dataset(trainer.loader.dataset, varies=recipe.loader.collate == "batch")
+        inputs.write(recipe.folder)
         code.keep(recipe.folder)
     trainer.mesh.wait("run folder ready")
 
@@ -132,15 +131,8 @@ def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
     if VARIABLE not in variables or int(variables.get("PADDLE_NNODES", "1")) > 1:
         return seconds
     watch = recipe.watch
-    limits = (
-        watch.start,
-        watch.patience,
-        watch.evaluate,
-        watch.checkpoint,
-        watch.callbacks,
-        recipe.loader.timeout,
-    )
-    longest = max(limit.seconds for limit in limits if limit is not None)
+    limits = (watch.start, watch.patience, watch.evaluate, watch.checkpoint, watch.callbacks)
+    longest = max(limit.seconds for limit in (*limits, recipe.loader.timeout) if limit is not None)
     return max(seconds, longest + BEYOND)
 
 
@@ -195,7 +187,5 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     tensors = learner.model.state_dict()
     forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
     write_merged(out, forms, lambda name: tensor_shard(name, tensors[name]).array)
-    print(
-        f"{out}: {len(tensors)} tensors of {source.folder}, with {adapted} layers' adapters in them",
-        flush=True,
-    )
+    origin = f"{source.folder}, with {adapted} layers' adapters in them"
+    print(f"{out}: {len(tensors)} tensors of {origin}", flush=True)

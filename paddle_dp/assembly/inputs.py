@@ -50,9 +50,8 @@ class Inputs:
     def from_dataset(cls, dataset: Any, varies: bool = False) -> Inputs:
         """The inputs of a data set's first sample; if shapes vary, of the first `SAMPLES` together."""
         with restoring_globals():  # only one rank reads, and its generators must stay as the others'
-            samples = [
-                read_sample(dataset, index)[0] for index in range(min(SAMPLES if varies else 1, len(dataset)))
-            ]
+            count = min(SAMPLES if varies else 1, len(dataset))
+            samples = [read_sample(dataset, index)[0] for index in range(count)]
         arrays = tuple(
             InputArray(name=name or "inputs", shape=_shape(each), dtype=str(first.dtype))
             for (name, first), each in zip(

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from pydantic import TypeAdapter
-
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly import script_arguments as arguments
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
+from paddle_dp.assembly.script_arguments import OWNER, NameOrSettings
 from paddle_dp.core.parameter_groups import base_of, group
-from paddle_dp.core.turns import MakeTurnOptimizers, make_turns
+from paddle_dp.core.turns import make_turns
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
@@ -24,18 +23,7 @@ from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.engine import refuse_parallel_tasks
-from paddle_dp.part import (
-    Annotation,
-    ErrorContext,
-    Part,
-    Readers,
-    Reading,
-    adapted,
-    annotate,
-    read_part,
-    read_settings,
-)
-from paddle_dp.part.call import config_of, validate_callable
+from paddle_dp.part import Part, Readers, Reading, adapted, read_settings
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import (
     BatchRamp,
@@ -48,11 +36,11 @@ from paddle_dp.recipe import (
     Precision,
     Recipe,
     Train,
-    TurnSettings,
     check_turns,
 )
 from paddle_dp.recipe.folder import claim, move_aside
-from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision, refuse_epochs
+from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
+from paddle_dp.recipe.train_schema import read_precision
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.training_state import TrainingState
@@ -62,11 +50,7 @@ if TYPE_CHECKING:
     import paddle
 
 _UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
-OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
-S = TypeVar("S")
 T = TypeVar("T", bound=TrainingState)
-NameOrSettings = str | Mapping[str, Any]
-"""A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,48 +140,43 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
     """
     _refuse_wrapped(model)
-    check_collections(
-        {"callbacks": callbacks, "metrics": metrics, "blocks": blocks},
-        {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
-    )
+    arguments.check_lists(callbacks=callbacks, metrics=metrics, blocks=blocks)
+    arguments.check_mappings(cuts=cuts or {}, attention_methods=attention_methods or {})
     if schedule is None and isinstance(optimizer, (str, Mapping, type)):
         schedule = DEFAULTS["schedule"]
-    resume_options = read_settings(ResumeOptions, _plain(folder=folder, resume=resume, accept=accept), OWNER)
+    options = arguments.plain(folder=folder, resume=resume, accept=accept)
+    resume_options = read_settings(ResumeOptions, options, OWNER)
     train_precision = read_precision(precision)
-    train_settings = _plain(
-        length=str(_UNKNOWN_LENGTH if length is None else length),
-        batch=batch,
-        micro_batches=micro_batches,
-        batch_ramp=TypeAdapter(BatchRamp).dump_python(batch_ramp, mode="json")
-        if isinstance(batch_ramp, BatchRamp)
-        else batch_ramp,
-        drop_last=drop_last,
-        seed=seed,
-        dropout=dropout,
-    )
+    train_settings = arguments.plain(
+        length=str(_UNKNOWN_LENGTH if length is None else length), batch=batch, micro_batches=micro_batches,
+        batch_ramp=arguments.plain_ramp(batch_ramp),
+        drop_last=drop_last, seed=seed, dropout=dropout,
+    )  # fmt: skip
     settings = replace(read_settings(Train, train_settings, OWNER), precision=train_precision)
-    settings_of_loader = _loader_settings(loader)
+    settings_of_loader = arguments.loader_settings(loader)
     mesh = _joined()
     run_folder = agreed_folder(Path(resume_options.folder), mesh)
-    chosen = [_read_named("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
+    chosen: list[Any] = [arguments.named("callbacks", c) or c for c in callbacks]
     for callback in chosen:
         if not isinstance(callback, Part):
             refuse_overrides(callback)
     if test is None:  # the default callbacks include `evaluate`, which needs held-out data
         chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
-    turn_settings, turn_losses = _turns(turns or {})
+    turn_settings, turn_losses = arguments.read_turns(turns or {})
     if bool(turn_settings) == (loss is not None):
         raise UsageError("Trainer.of: give a loss, or turns, each of which has a loss.")
     loss_function = (
-        _loss(loss)
+        arguments.built_loss(loss)
         if loss is not None
         else make_turns(turn_settings, model, type(model).__name__, turn_losses)
     )
-    scored = [_metric(metric) for metric in metrics]
-    _annotate(model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks)
+    scored = [arguments.named_metric(metric) for metric in metrics]
+    arguments.annotate_layers(model, blocks, cuts=cuts or {}, attention_methods=attention_methods or {})
 
-    update = _read_named("optimizers", optimizer) if isinstance(optimizer, (str, Mapping)) else None
-    model, before = adapted(model, _read_named("adapters", adapter) if adapter else None, settings.seed)
+    update = arguments.named("optimizers", optimizer)
+    model, before = adapted(
+        model, arguments.read_named("adapters", adapter) if adapter else None, settings.seed
+    )
     group(model, update.groups if update else (), before)
     if update:
         update.prepare(model)
@@ -207,27 +186,23 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
 
     def task(steps: int, steps_per_epoch: int) -> Task:
         return Task(
-            model=model,
-            loss=loss_function,
-            optimizer=_optimizer_of_turns(turn_settings, update) or _optimizer(optimizer),
-            schedule=_schedule(schedule, steps, steps_per_epoch, settings),
-            precision=settings.precision,
-            dropout=settings.dropout,
-            base=base,
-            added=added,
-        )
+            model=model, loss=loss_function, base=base, added=added,
+            precision=settings.precision, dropout=settings.dropout,
+            optimizer=arguments.optimizer_of_turns(turn_settings, update) or arguments.optimizer_or_maker(optimizer),
+            schedule=arguments.built_schedule(schedule, steps, steps_per_epoch, settings),
+        )  # fmt: skip
 
     reader = read_settings(Reading, {"reading": reading}, OWNER).reading
     recipe = Recipe.model_construct(
-        model=_wrap_object("models", model),
-        dataset=replace(_wrap_object("datasets", train), reading=reader),
-        loss=_wrap_object("losses", loss_function),
-        guard=_settings(Guard, guard or {}, "guard"),
-        ema=None if ema is None else _settings(Ema, ema, "ema"),
-        mix=None if mix is None else _settings(Mix, mix, "mix"),
+        model=arguments.wrap_object("models", model),
+        dataset=replace(arguments.wrap_object("datasets", train), reading=reader),
+        loss=arguments.wrap_object("losses", loss_function),
+        guard=arguments.read_group(Guard, guard or {}, "guard"),
+        ema=None if ema is None else arguments.read_group(Ema, ema, "ema"),
+        mix=None if mix is None else arguments.read_group(Mix, mix, "mix"),
         turns=turn_settings,
-        evaluation=_settings(EvaluationSettings, evaluation or {}, "evaluation"),
-        strategy=_read_named("strategies", strategy),
+        evaluation=arguments.read_group(EvaluationSettings, evaluation or {}, "evaluation"),
+        strategy=arguments.read_named("strategies", strategy),
         train=settings,
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),
     )
@@ -254,16 +229,16 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         drop_last=settings.drop_last,
         length=None if length is None else settings.length,
         loader=settings_of_loader,
-        load=_load(load),
+        load=arguments.read_load(load),
         named_settings={
-            key: _read_named(shelf, value).settings
+            key: component.settings
             for key, shelf, value in (
                 ("loss", "losses", loss),
                 ("optimizer", "optimizers", optimizer),
                 ("schedule", "schedules", schedule),
                 ("adapter", "adapters", adapter),
             )
-            if isinstance(value, (str, Mapping))
+            if (component := arguments.named(shelf, value))
         },
         callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
         metrics=scored,
@@ -274,43 +249,6 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     trainer = TrainerBuilder(setup, mesh).trainer(kind, which, resume_options.accepted)
     trainer.begin_run = partial(_begin_run, run_folder, mesh, older)
     return trainer
-
-
-@dataclass(frozen=True)
-class ObjectConfig:
-    """Replaces a part's Config if a script gave the object itself; has the settings that a strategy reads."""
-
-    instance: Any
-
-    def build(self) -> Any:
-        return self.instance
-
-    @property
-    def heads(self) -> int:
-        return self._size("heads")
-
-    @property
-    def kv_heads(self) -> int:
-        return self._size("kv_heads")
-
-    @property
-    def length(self) -> int:
-        return self._size("length")
-
-    def _size(self, name: str) -> int:
-        size = getattr(self.instance, name, 0)
-        return size if isinstance(size, int) else 0
-
-
-def _wrap_object(shelf: str, thing: Any) -> Part:
-    return Part(shelf, type(thing).__name__, ObjectConfig(thing))
-
-
-def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
-    """Raises RecipeError for a pattern that matches no layer, or an unknown way to cut one."""
-    if blocks or any(tables.values()):
-        annotation = read_settings(Annotation, tables, ErrorContext(subject="Trainer.of"))
-        annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
 
 
 def _joined() -> Mesh:
@@ -358,126 +296,3 @@ def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
     if mesh.is_main:
         move_aside(folder, older)
     mesh.wait("run folder ready")
-
-
-def _read_named(shelf: str, value: NameOrSettings) -> Part:
-    return read_part(shelf, {"use": value} if isinstance(value, str) else value)
-
-
-def _loss(value: Any) -> Any:
-    return _read_named("losses", value).build() if isinstance(value, (str, Mapping)) else value
-
-
-def _metric(value: Any) -> tuple[str, Any]:
-    """(Its name in messages, the metric.) Raises UsageError for something else."""
-    if isinstance(value, (str, Mapping)):
-        part = _read_named("metrics", value)
-        return f"metrics.{part.name}", part.build()
-    name = getattr(value, "__name__", type(value).__name__)
-    if isinstance(value, type) or not (callable(value) or hasattr(value, "compute")):
-        raise UsageError(
-            f"Trainer.of.metrics: {name} is no function of (outputs, targets), and has no compute (docs/metrics.md)."
-        )
-    return f"Trainer.of.metrics: {name}", value
-
-
-def _optimizer(value: Any) -> Any:
-    """Raises UsageError for several optimizers, and for a class that is none."""
-    if isinstance(value, (list, tuple)):
-        raise UsageError(
-            f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
-            f"{len(value)}. Give one; its parameter groups have separate rates and decays (docs/recipes.md)."
-        )
-    if isinstance(value, type):
-        if wrong := validate_callable(value, "optimizers"):
-            raise UsageError(f"optimizer: {value.__name__} {wrong}.")
-        return config_of(value, "optimizers")().build
-    return _read_named("optimizers", value).build if isinstance(value, (str, Mapping)) else value
-
-
-def _schedule(value: Any, steps: int, steps_per_epoch: int, train: Train) -> Any:
-    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known, and
-    for lengths in epochs under a batch_ramp."""
-    if not isinstance(value, (str, Mapping)):
-        return value
-    config = _read_named("schedules", value)
-    if not steps and config.name not in ("constant", "plateau"):
-        raise UsageError(
-            f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
-        )
-    if train.batch_ramp is not None:
-        try:
-            refuse_epochs(config.config)
-        except ValueError as error:
-            raise UsageError(f"Trainer.of.{error}") from None
-    return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=train.batch)
-
-
-def _settings(kind: type[S], value: Any, key: str) -> S:
-    """Reads the settings of a key as in a recipe; an instance stays as it is."""
-    if isinstance(value, kind):
-        return value
-    return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
-
-
-def _optimizer_of_turns(turns: Mapping[str, TurnSettings], optimizer: Part | None) -> Any:
-    """The function that makes the optimizers of turns; None if no turn names one. Raises UsageError for a finished
-    optimizer of the other turns."""
-    if all(turn.optimizer is None for turn in turns.values()):
-        return None
-    if optimizer is None and any(turn.optimizer is None for turn in turns.values()):
-        raise UsageError(
-            'Trainer.of.turns: some name an optimizer: give the others\' by its word, too, such as "adamw".'
-        )
-    return MakeTurnOptimizers(optimizer, turns)
-
-
-def _turns(value: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TurnSettings], dict[str, Any]]:
-    """The settings of turns, and the losses that are callables, by turn. Raises UsageError for other types."""
-    if not isinstance(value, Mapping) or not all(isinstance(turn, Mapping) for turn in value.values()):
-        raise UsageError(
-            'Trainer.of.turns: give the settings of each turn by its name: {"critic": {"match": ["critic.*"]}, …}.'
-        )
-    if wrong := [name for name in value if not isinstance(name, str)]:
-        raise UsageError(f"Trainer.of.turns: {wrong[0]!r} is no name for a turn: give a text.")
-    losses = {name: turn["loss"] for name, turn in value.items() if callable(turn.get("loss"))}
-    settings = {
-        name: _settings(
-            TurnSettings,
-            {k: v for k, v in turn.items() if k != "loss" or name not in losses},
-            f"turns.{name}",
-        )
-        for name, turn in value.items()
-    }
-    return settings, losses
-
-
-def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
-    """Reads `load` as in a recipe, or a path alone."""
-    if value is None:
-        return None
-    return _settings(Load, {"path": str(value)} if isinstance(value, (str, Path)) else value, "load")
-
-
-def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
-    """Reads `loader` as in a recipe; a timeout may be a number of seconds."""
-    if isinstance(value, Mapping) and isinstance(timeout := value.get("timeout"), (int, float)):
-        value = {**value, "timeout": f"{timeout} s"}
-    return _settings(LoaderSettings, value or {}, "loader")
-
-
-def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
-    """Raises UsageError for a value of `lists` that is no list, and for one of `mappings` that is no mapping."""
-    for name, value in lists.items():
-        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
-            raise UsageError(f"Trainer.of.{name}: {value!r} is not a list: write {name}=[…].")
-    for name, value in mappings.items():
-        if not isinstance(value, Mapping):
-            raise UsageError(f"Trainer.of.{name}: {value!r} is not a mapping: write {name}={{…}}.")
-
-
-def _plain(**settings: Any) -> dict[str, Any]:
-    """The settings with NumPy numbers as Python numbers."""
-    return {
-        name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
-    }

@@ -22,7 +22,7 @@ from paddle_dp.errors import DataError
 from paddle_dp.units import Length
 
 if TYPE_CHECKING:
-    from paddle_dp.recipe.schema import BatchRamp
+    from paddle_dp.recipe.train_schema import BatchRamp
 
 Indices = NDArray[np.int64]
 

@@ -7,17 +7,15 @@ settings of a single part; `train/` turns a recipe into a trainer.
 from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.recipe import Recipe, check_turns, json_schema
 from paddle_dp.recipe.schema import (
-    BatchRamp,
     Ema,
     EvaluationSettings,
     Guard,
     Load,
     LoaderSettings,
     Mix,
-    Precision,
-    Train,
     TurnSettings,
 )  # fmt: skip
+from paddle_dp.recipe.train_schema import BatchRamp, Precision, Train
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [

@@ -19,12 +19,11 @@ from paddle_dp.recipe.schema import (
     Load,
     LoaderSettings,
     Mix,
-    Train,
     TurnSettings,
     WatchSettings,
-    refuse_epochs,
 )  # fmt: skip
 from paddle_dp.recipe.shelf_schema import EditorSchema, OnShelf
+from paddle_dp.recipe.train_schema import Train, refuse_epochs
 
 
 def _file_name(name: str) -> str:

@@ -11,7 +11,8 @@ import pytest
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.prepared import prepared
 from paddle_dp.errors import RecipeError
-from paddle_dp.recipe.schema import BatchRamp, LoaderSettings, Train
+from paddle_dp.recipe.schema import LoaderSettings
+from paddle_dp.recipe.train_schema import BatchRamp, Train
 from paddle_dp.units import EverySteps, Length
 
 

@@ -12,7 +12,8 @@ from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.aliases import FOREIGN, OPTIONS, PARTS, VERBS, find_alias
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, Load, LoaderSettings, Mix, Train
+from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, Load, LoaderSettings, Mix
+from paddle_dp.recipe.train_schema import Train
 
 # transformers.TrainingArguments.
 HUGGING_FACE = """

@@ -1,0 +1,194 @@
+"""Reads the arguments of `Trainer.of`: parts by name as in a recipe, objects of the script's own, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from paddle_dp.core.turns import MakeTurnOptimizers
+from paddle_dp.errors import UsageError
+from paddle_dp.part import Annotation, ErrorContext, Part, annotate, read_part, read_settings
+from paddle_dp.part.call import config_of, validate_callable
+from paddle_dp.recipe import BatchRamp, Load, LoaderSettings, Train, TurnSettings
+from paddle_dp.recipe.train_schema import refuse_epochs
+
+OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
+S = TypeVar("S")
+NameOrSettings = str | Mapping[str, Any]
+"""A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
+
+
+@dataclass(frozen=True)
+class ObjectConfig:
+    """Replaces a part's Config if a script gave the object itself; has the settings that a strategy reads."""
+
+    instance: Any
+
+    def build(self) -> Any:
+        return self.instance
+
+    @property
+    def heads(self) -> int:
+        return self._size("heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self._size("kv_heads")
+
+    @property
+    def length(self) -> int:
+        return self._size("length")
+
+    def _size(self, name: str) -> int:
+        size = getattr(self.instance, name, 0)
+        return size if isinstance(size, int) else 0
+
+
+def wrap_object(shelf: str, thing: Any) -> Part:
+    return Part(shelf, type(thing).__name__, ObjectConfig(thing))
+
+
+def annotate_layers(model: Any, blocks: Sequence[Any], **tables: Mapping[str, str]) -> None:
+    """Raises RecipeError for a pattern that matches no layer, or an unknown way to cut one."""
+    if blocks or any(tables.values()):
+        settings = {name: dict(table) for name, table in tables.items()}
+        annotation = read_settings(Annotation, settings, ErrorContext(subject="Trainer.of"))
+        annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
+
+
+def read_named(shelf: str, value: NameOrSettings) -> Part:
+    return read_part(shelf, {"use": value} if isinstance(value, str) else value)
+
+
+def named(shelf: str, value: Any) -> Part | None:
+    """Reads a part that is given as in a recipe; returns None for an object of the script's own."""
+    return read_named(shelf, value) if isinstance(value, (str, Mapping)) else None
+
+
+def built_loss(value: Any) -> Any:
+    return component.build() if (component := named("losses", value)) else value
+
+
+def named_metric(value: Any) -> tuple[str, Any]:
+    """(Its name in messages, the metric.) Raises UsageError for something else."""
+    if component := named("metrics", value):
+        return f"metrics.{component.name}", component.build()
+    name = getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, type) or not (callable(value) or hasattr(value, "compute")):
+        raise UsageError(
+            f"Trainer.of.metrics: {name} is no function of (outputs, targets), and has no compute (docs/metrics.md)."
+        )
+    return f"Trainer.of.metrics: {name}", value
+
+
+def optimizer_or_maker(value: Any) -> Any:
+    """Raises UsageError for several optimizers, and for a class that is none."""
+    if isinstance(value, (list, tuple)):
+        raise UsageError(
+            f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
+            f"{len(value)}. Give one; its parameter groups have separate rates and decays (docs/recipes.md)."
+        )
+    if isinstance(value, type):
+        if wrong := validate_callable(value, "optimizers"):
+            raise UsageError(f"optimizer: {value.__name__} {wrong}.")
+        return config_of(value, "optimizers")().build
+    return component.build if (component := named("optimizers", value)) else value
+
+
+def built_schedule(value: Any, steps: int, steps_per_epoch: int, train: Train) -> Any:
+    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known, and
+    for lengths in epochs under a batch_ramp."""
+    if (component := named("schedules", value)) is None:
+        return value
+    if not steps and component.name not in ("constant", "plateau"):
+        raise UsageError(
+            f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
+        )
+    if train.batch_ramp is not None:
+        try:
+            refuse_epochs(component.config)
+        except ValueError as error:
+            raise UsageError(f"Trainer.of.{error}") from None
+    return component.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=train.batch)
+
+
+def read_group(kind: type[S], value: Any, key: str) -> S:
+    """Reads the settings of a key as in a recipe; an instance stays as it is."""
+    if isinstance(value, kind):
+        return value
+    return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
+
+
+def optimizer_of_turns(turns: Mapping[str, TurnSettings], optimizer: Part | None) -> Any:
+    """The function that makes the optimizers of turns; None if no turn names one. Raises UsageError for a finished
+    optimizer of the other turns."""
+    if all(turn.optimizer is None for turn in turns.values()):
+        return None
+    if optimizer is None and any(turn.optimizer is None for turn in turns.values()):
+        raise UsageError(
+            'Trainer.of.turns: some name an optimizer: give the others\' by its word, too, such as "adamw".'
+        )
+    return MakeTurnOptimizers(optimizer, turns)
+
+
+def read_turns(value: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TurnSettings], dict[str, Any]]:
+    """The settings of turns, and the losses that are callables, by turn. Raises UsageError for other types."""
+    if not isinstance(value, Mapping) or not all(isinstance(turn, Mapping) for turn in value.values()):
+        raise UsageError(
+            'Trainer.of.turns: give the settings of each turn by its name: {"critic": {"match": ["critic.*"]}, …}.'
+        )
+    if wrong := [name for name in value if not isinstance(name, str)]:
+        raise UsageError(f"Trainer.of.turns: {wrong[0]!r} is no name for a turn: give a text.")
+    losses = {name: turn["loss"] for name, turn in value.items() if callable(turn.get("loss"))}
+    settings = {}
+    for name, turn in value.items():
+        named_settings = {
+            key: setting for key, setting in turn.items() if key != "loss" or name not in losses
+        }
+        settings[name] = read_group(TurnSettings, named_settings, f"turns.{name}")
+    return settings, losses
+
+
+def read_load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
+    """Reads `load` as in a recipe, or a path alone."""
+    if value is None:
+        return None
+    return read_group(Load, {"path": str(value)} if isinstance(value, (str, Path)) else value, "load")
+
+
+def loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
+    """Reads `loader` as in a recipe; a timeout may be a number of seconds."""
+    if isinstance(value, Mapping) and isinstance(timeout := value.get("timeout"), (int, float)):
+        value = {**value, "timeout": f"{timeout} s"}
+    return read_group(LoaderSettings, value or {}, "loader")
+
+
+def check_lists(**lists: Any) -> None:
+    """Raises UsageError for an argument that is no list."""
+    for name, value in lists.items():
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a list: write {name}=[…].")
+
+
+def check_mappings(**mappings: Any) -> None:
+    """Raises UsageError for an argument that is no mapping."""
+    for name, value in mappings.items():
+        if not isinstance(value, Mapping):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a mapping: write {name}={{…}}.")
+
+
+def plain_ramp(value: Any) -> Any:
+    """A ramp of batches as a recipe writes it."""
+    is_ramp = isinstance(value, BatchRamp)
+    return TypeAdapter(BatchRamp).dump_python(value, mode="json") if is_ramp else value
+
+
+def plain(**settings: Any) -> dict[str, Any]:
+    """The settings with NumPy numbers as Python numbers."""
+    items = settings.items()
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in items}
