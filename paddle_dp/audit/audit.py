@@ -25,14 +25,13 @@ from paddle_dp.audit.judges.samples import samples
 from paddle_dp.audit.judges.weights import weights
 from paddle_dp.audit.records import EventTrace
 from paddle_dp.audit.runner import VARIABLE
-from paddle_dp.errors import EndedError, UsageError
-from paddle_dp.launch.attempts import watched
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.attempts import run_command
 from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import ExternalEvents, Failed, Outcome
+from paddle_dp.launch.supervisor import Failed, Outcome
 from paddle_dp.text import plural
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -59,12 +58,7 @@ class Script:
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
-        with recorded_signals() as signals:
-            outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
-            outcome, _ = watched(plan, folder, command, variables, outside)
-        if signals.number:
-            raise EndedError(signals.number)
-        return outcome
+        return run_command(plan, folder, command, variables, self._stalled(folder))
 
     def _stalled(self, folder: Path) -> Any:
         """A function for the supervisor: whether all ranks were silent for longer than their guards allow."""

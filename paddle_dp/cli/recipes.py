@@ -86,7 +86,7 @@ def check(
     """
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.launch.sized import sizes
-    from paddle_dp.launch.tries import tries
+    from paddle_dp.launch.tries import Tries
     from paddle_dp.recipe.check import check_all
 
     files, settings = recipes_and_settings(arguments)
@@ -96,7 +96,7 @@ def check(
         there = sizes(file, settings, ranks or 1)
         return (*settings, *there.overrides), there.remarks
 
-    with tries() as tried:
+    with Tries() as tried:
 
         def trial_lines(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []

@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.files import replacing
 from paddle_dp.launch import console, failures, logs
 from paddle_dp.launch.command import Plan, argv, environment
@@ -87,7 +87,7 @@ def _note_end(outcome: AttemptResult, plan: Plan, began: float) -> None:
 
     `began`: in seconds since 1970. Does not raise on a full disk.
     """
-    ranks = plan.ranks * plan.nodes
+    ranks = plan.all_ranks
     cause = f"ended by {outcome.signal}" if outcome.signal else "Paddle's launcher ended"
     if outcome.cause is not None:
         cause = failures.in_a_line(outcome.cause, ranks, outcome.consequences)
@@ -183,6 +183,25 @@ def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
     return outcome, supervision
 
 
+def run_command(
+    plan: Plan,
+    folder: Path,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    must_end: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Runs the launcher's `command` under supervision, with logs in `folder`; returns how it ended.
+
+    The ranks are ended as soon as `must_end()`. Raises EndedError if a signal to this process has ended them.
+    """
+    with recorded_signals() as signals:
+        outside = ExternalEvents(signals=signals, must_end=must_end)
+        outcome, _ = watched(plan, folder, command, variables, outside)
+    if signals.number:
+        raise EndedError(signals.number)
+    return outcome
+
+
 def _secret(plan: Plan) -> dict[str, str]:
     """Returns the variables with the attempt's secret, shared by its ranks and hidden from other users."""
     if plan.meeting is None:
@@ -216,9 +235,8 @@ def next_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
-        return resume.ResumePoint(
-            label='its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
-        )
+        label = 'its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
+        return resume.ResumePoint(label=label)
     folder = attempt.parent.parent
     return resume.next_point(plan.job, folder, plan.began, console.write, plan.memory, stocks)
 

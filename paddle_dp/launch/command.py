@@ -77,11 +77,8 @@ class Job:
     @property
     def options(self) -> dict[str, Any]:
         """The entry point's options, in addition to its recipe; JSON."""
-        return {
-            "resume": self.resume,
-            "output_dir": None if self.output_dir is None else str(self.output_dir),
-            **self.extra,
-        }
+        output_dir = None if self.output_dir is None else str(self.output_dir)
+        return {"resume": self.resume, "output_dir": output_dir, **self.extra}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +130,11 @@ class Plan:
         return range(self.node * self.ranks, (self.node + 1) * self.ranks)
 
     @property
+    def all_ranks(self) -> int:
+        """The number of ranks on all nodes."""
+        return self.ranks * self.nodes
+
+    @property
     def kind(self) -> str:
         """The kind of device on which its ranks compute."""
         return self.machine.kind if self.devices else "cpu"
@@ -150,7 +152,7 @@ class Plan:
         """
         job = self.job
         more = job.restarts or job.elastic or job.script or len(self.devices) > 1
-        return self.ranks * self.nodes == 1 and not more
+        return self.all_ranks == 1 and not more
 
     @property
     def threads(self) -> int:
@@ -223,9 +225,8 @@ def environment(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
         variables[MEMORY] = str(plan.memory)
     if plan.meeting is not None and plan.meeting.interface:
         variables.setdefault("GLOO_SOCKET_IFNAME", plan.meeting.interface)
-        variables.setdefault(
-            "NCCL_SOCKET_IFNAME", f"={plan.meeting.interface}"
-        )  # NCCL takes a name for a prefix
+        # NCCL takes a name without "=" for a prefix.
+        variables.setdefault("NCCL_SOCKET_IFNAME", f"={plan.meeting.interface}")
     if not plan.devices:
         # The launcher counts its words as devices, even on a CPU, even "".
         variables.pop("CUDA_VISIBLE_DEVICES", None)

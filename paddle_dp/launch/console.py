@@ -9,7 +9,6 @@ from pathlib import Path
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Plan, headline
-from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.restarts import AttemptResult, Restart
 from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.text import numbered, plural
@@ -22,9 +21,18 @@ def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
 
 
 def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
-    """Shows why a job ended, and how to resume it; returns its exit status. `why`: the reason for no restart."""
-    if outcome.cause is not None:
-        return answer(outcome.cause, plan, outcome.attempt, outcome.log, outcome.consequences, why)
+    """Shows why a job ended, and how to resume it, last on the screen; returns its exit status.
+
+    `why`: the reason for no restart.
+    """
+    if (cause := outcome.cause) is not None:
+        _show_cursor()
+        text = failures.describe(cause, plan.all_ranks, outcome.log, plan.nodes, outcome.consequences)
+        if cause.expected and cause.exit_status == UsageError.exit_status:  # not a resume
+            write(text)
+        else:
+            end("\n".join(filter(None, [text, why])), plan, outcome.attempt)
+        return cause.exit_status
     if outcome.signal and outcome.status > 128:
         end(f"ended by {outcome.signal}: no process is left.", plan, outcome.attempt)
     elif outcome.status:
@@ -40,7 +48,7 @@ def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) 
     if outcome.cause is None:
         cause = f"Paddle's launcher ended with {outcome.status}"
     else:
-        cause = failures.in_a_line(outcome.cause, plan.ranks * plan.nodes, outcome.consequences)
+        cause = failures.in_a_line(outcome.cause, plan.all_ranks, outcome.consequences)
     budget = f"restart {then.number} of {plan.job.restarts}"
     if not plan.job.script:
         budget += "; the count starts over after each new checkpoint"
@@ -52,27 +60,8 @@ def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) 
 
 def resized(plan: Plan, label: str, nodes: Sequence[int] = ()) -> None:
     """Prints where an attempt begins that may have another number of ranks, and their number and `nodes`."""
-    ranks = plan.ranks * plan.nodes
     on = f" of {numbered('node', nodes)}" if nodes else ""
-    write(f"goes on from {label} on {plural(ranks, 'rank')}{on}")
-
-
-def answer(
-    failure: Failure,
-    plan: Plan,
-    attempt: Path,
-    log: Path | None = None,
-    consequences: Sequence[Failure] = (),
-    why: str = "",
-) -> int:
-    """Shows the failure, and how to resume, last on the screen; returns its exit status."""
-    _show_cursor()
-    text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes, consequences)
-    if failure.expected and failure.exit_status == UsageError.exit_status:  # not a resume
-        write(text)
-    else:
-        end("\n".join(filter(None, [text, why])), plan, attempt)
-    return failure.exit_status
+    write(f"goes on from {label} on {plural(plan.all_ranks, 'rank')}{on}")
 
 
 def end(text: str, plan: Plan, attempt: Path) -> None:

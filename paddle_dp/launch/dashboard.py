@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from paddle_dp.errors import InstallError, UsageError
+from paddle_dp.mesh.environment import bound_socket
 
 HOST = "127.0.0.1"
 
@@ -39,20 +39,16 @@ def check(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name a run's folder, or the folder of all runs (runs).")
     if next(folder.rglob("*vdlrecords*.log"), None) is None:
-        raise UsageError(
-            f"{folder} holds no VisualDL log: a run writes one with the callback {{use: dashboard}}."
-        )
+        hint = "a run writes one with the callback {use: dashboard}"
+        raise UsageError(f"{folder} holds no VisualDL log: {hint}.")
 
 
 def check_port(port: int) -> None:
     """Raises UsageError unless a server can listen on this port."""
     if not 0 < port < 65536:
         raise UsageError(f"--port {port}: a port is a number from 1 to 65535.")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UsageError(
-                f"--port {port}: {error.strerror}. Choose another, such as --port {port + 1}."
-            ) from None
+    try:
+        bound_socket(HOST, port).close()
+    except OSError as error:
+        choice = f"Choose another, such as --port {port + 1}."
+        raise UsageError(f"--port {port}: {error.strerror}. {choice}") from None

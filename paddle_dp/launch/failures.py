@@ -10,9 +10,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paddle_dp import errors
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped, message_of
@@ -65,6 +66,14 @@ class Failure:
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
+
+    @classmethod
+    def recorded(cls, error: BaseException, rank: int, folder: Path | None) -> Failure:
+        """Makes the failure for `error`, as `from_error`, and writes it to `folder` if there is one."""
+        failure = cls.from_error(error, rank)
+        if folder is not None:
+            failure.write(folder)
+        return failure
 
     @classmethod
     def from_error(cls, error: BaseException, rank: int) -> Failure:
@@ -165,9 +174,7 @@ def _user_traceback(error: BaseException, rank: int) -> str:
     Returns "" if it has no user's frame, or fewer than MAX_LIBRARY_FRAMES others.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    user_frames = [
-        (frame, line) for frame, line in frames if not _is_library(str(frame.f_globals.get("__name__", "")))
-    ]
+    user_frames = [(frame, line) for frame, line in frames if not _is_library(frame.f_globals)]
     omitted = len(frames) - len(user_frames)
     if not user_frames or omitted < MAX_LIBRARY_FRAMES or isinstance(error, SyntaxError):
         return ""
@@ -177,7 +184,9 @@ def _user_traceback(error: BaseException, rank: int) -> str:
     return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
 
 
-def _is_library(module: str) -> bool:
+def _is_library(variables: Mapping[str, Any]) -> bool:
+    """True if a module with these variables is no code of the user."""
+    module = str(variables.get("__name__", ""))
     if module == "__main__":
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -231,9 +240,8 @@ def describe(
         lines.append(f"{failed_rank} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1 and not alike:
         if failure.waited:
-            lines.append(
-                f"It lost a peer. Before, it printed: {failure.waited}. See that rank's log, next to its own."
-            )
+            line = f"It lost a peer. Before, it printed: {failure.waited}."
+            lines.append(f"{line} See that rank's log, next to its own.")
         else:
             sources = "nodes' screens and logs" if nodes > 1 else "ranks' logs, next to its own,"
             lines.append(f"It lost a peer: look at the other {sources} for the cause.")

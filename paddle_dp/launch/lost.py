@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, read_all
 from paddle_dp.launch.watch import Departure, RankMonitor
-from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
+from paddle_dp.mesh.heartbeat import RankStatus
 
 
 class LostRanks:
     """A node's ranks that ended although the job need not: another expendable rank continues, or is done.
 
-    With several `nodes`, that rank may be on another one; the servers end a job that has lost all of them.
-    `notify_nodes` sends each line to the other nodes, too.
+    With several nodes (`is_multi_node`), that rank may be on another one; the servers end a job that has lost all of
+    them. `beat` returns a rank's last heartbeat; `notify_nodes` sends each line to the other nodes, too.
     """
 
     def __init__(
         self,
         watch: RankMonitor,
-        board: StatusTable | None,
-        first_rank: int,
-        nodes: int = 1,
-        notify_nodes: Callable[[str], None] = lambda text: None,
+        beat: Callable[[int], RankStatus | None],
+        is_multi_node: bool,
+        notify_nodes: Callable[[str], None],
     ):
-        self._watch, self._board, self._first = watch, board, first_rank
-        self._multi_node, self._notify_nodes = nodes > 1, notify_nodes
+        self._watch, self._beat = watch, beat
+        self._multi_node, self._notify_nodes = is_multi_node, notify_nodes
         self._reported: dict[int, str] = {}
 
     def now(self) -> set[int]:
         """Returns the ranks lost so far; empty if no expendable rank of the only node remains."""
         departures = self._watch.departures
         gone = {rank for rank, departure in departures.items() if self._is_lost(departure)}
-        remaining = [
-            rank
-            for rank in self._watch.pids
-            if rank not in gone and (rank not in departures or self._is_done(rank))
-        ]
+        there = [rank for rank in self._watch.pids if rank not in departures or self._is_done(rank)]
+        remaining = [rank for rank in there if rank not in gone]
         return gone if self._multi_node or any(self._is_expendable(rank) for rank in remaining) else set()
 
     def tell(self, failure_of: Callable[[int], Failure]) -> None:
@@ -50,17 +46,13 @@ class LostRanks:
                 f"{failure.rank_name} is lost: {failure.in_short}. The others go on without it, and compute what it "
                 "had not sent."
             )
-            print(text, file=sys.stderr, flush=True)
+            write(text)
             self._notify_nodes(text)
 
     def tell_all(self) -> None:
         """Prints, at the end of a finished job, which ranks were lost on the way."""
         if self._reported:
-            print(
-                f"done without {', '.join(self._reported.values())}, lost on the way",
-                file=sys.stderr,
-                flush=True,
-            )
+            write(f"done without {', '.join(self._reported.values())}, lost on the way")
 
     def written(self, attempt: Path) -> list[Failure]:
         """Reads the failures that ranks have written, without lost ranks' failures."""
@@ -71,25 +63,17 @@ class LostRanks:
         """True if a rank that has written its failure is lost, or will be as soon as its process has ended."""
         if rank in lost:
             return True
-        living = [
-            other for other in self._watch.pids if other not in self._watch.departures and other != rank
-        ]
-        return (
-            rank not in self._watch.departures
-            and self._is_expendable(rank)
-            and (self._multi_node or any(self._is_expendable(other) for other in living))
-        )
+        if rank in self._watch.departures or not self._is_expendable(rank):
+            return False
+        others = self._watch.pids.keys() - self._watch.departures.keys() - {rank}
+        return self._multi_node or any(map(self._is_expendable, others))
 
     def _is_lost(self, departure: Departure) -> bool:
-        return self._is_expendable(departure.rank) and not (
-            departure.code in (0, None) and self._is_done(departure.rank)
-        )
+        is_done = departure.code in (0, None) and self._is_done(departure.rank)
+        return self._is_expendable(departure.rank) and not is_done
 
     def _is_expendable(self, rank: int) -> bool:
         return (beat := self._beat(rank)) is not None and beat.expendable
 
     def _is_done(self, rank: int) -> bool:
         return (beat := self._beat(rank)) is not None and beat.phase == "done"
-
-    def _beat(self, rank: int) -> RankStatus | None:
-        return None if self._board is None else self._board.read(rank - self._first)

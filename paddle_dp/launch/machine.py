@@ -113,11 +113,6 @@ def ask_paddle(root: str) -> tuple[str, int]:
     return (devices[0], devices.count(devices[0])) if devices else ("cpu", 0)
 
 
-def forget() -> None:
-    """Makes the next look-up ask a plugin for its devices again, as one may have gone."""
-    ask_paddle.cache_clear()
-
-
 def paddle_folder() -> Path:
     """Returns paddle's folder. Raises InstallError if paddle is not installed."""
     spec = find_spec("paddle")
@@ -128,17 +123,22 @@ def paddle_folder() -> Path:
 
 @cache
 def built_for() -> str:
-    """Returns "gpu", "xpu" or "cpu", from the version file of the installed paddle (importing takes over a second).
+    """Returns "gpu", "xpu" or "cpu": the device of the installed paddle.
 
     Raises InstallError if paddle is not installed.
     """
-    version = paddle_folder() / "version" / "__init__.py"
-    text = version.read_text() if version.exists() else ""
-    for kind, name in BUILT_FOR.items():
-        match = re.search(rf"^{name}\s*=\s*'([^']*)'", text, re.MULTILINE)
-        if match is not None and match[1] not in ("False", ""):
-            return kind
-    return "cpu"
+    built = (kind for kind, name in BUILT_FOR.items() if version_field(name) not in ("False", ""))
+    return next(built, "cpu")
+
+
+def version_field(name: str) -> str:
+    """Returns a text of the version file of the installed paddle, "" without it: importing paddle takes over a second.
+
+    Raises InstallError if paddle is not installed.
+    """
+    text = _read(paddle_folder() / "version" / "__init__.py")
+    match = re.search(rf"^{name}\s*=\s*'([^']*)'", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def visible_gpus(

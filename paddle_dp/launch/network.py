@@ -10,11 +10,12 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
+from paddle_dp.mesh.environment import bound_socket
 
 # Above the ports that Linux assigns (32768 to 60999) and that Paddle's launcher draws from by default (35100 to
 # 64000): jobs started without paddle-dp use none of these.
@@ -48,13 +49,10 @@ def meet(
             f"--master {master}: {host} is {address} here, which other nodes cannot reach. Give its number."
         )
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, int(port)))  # UDP: sends nothing, only chooses the route
-            local_address = probe.getsockname()[0]
+        local_address = _route_from(address, int(port))
     except OSError as error:
-        raise UsageError(
-            f"--master {master}: there is no way to {address} from here ({error.strerror})."
-        ) from error
+        reason = f"there is no way to {address} from here ({error.strerror})"
+        raise UsageError(f"--master {master}: {reason}.") from error
     if is_first and local_address != address:
         raise UsageError(
             f"--master {master}: it is an address of node 0, and this is node 0, whose address is {local_address}. "
@@ -92,11 +90,16 @@ def _is_loopback(address: str) -> bool:
 def _address_of_this_machine() -> str | None:
     """Returns the address from which the kernel would reach other networks; None without a route."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # for documentation only (RFC 5737); UDP sends nothing
-            return str(probe.getsockname()[0])
+        return _route_from("192.0.2.1", 9)  # for documentation only (RFC 5737)
     except OSError:
         return None
+
+
+def _route_from(address: str, port: int) -> str:
+    """Returns the address from which the kernel would reach another one. Raises OSError without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port))  # UDP: sends nothing, only chooses the route
+        return str(probe.getsockname()[0])
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -187,13 +190,23 @@ def free_blocks() -> int:
     return sum(all(map(_is_free, range(start, start + BLOCK))) for start in starts)
 
 
+def free_ports(port_range: str, count: int) -> list[int]:
+    """Returns `count` free ports of 127.0.0.1 in this range, or any for 0:0; [] if there are fewer."""
+    first, _, last = port_range.partition(":")
+    free: list[int] = []
+    with ExitStack() as probes:  # sockets stay open, so that the kernel gives no port twice
+        for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
+            with suppress(OSError):
+                free.append(probes.enter_context(bound_socket("127.0.0.1", port)).getsockname()[1])
+            if len(free) == count:
+                return free
+    return []
+
+
 def _is_free(port: int) -> bool:
     """True if no socket of this machine is bound to the port."""
-    with socket.socket() as probe:
-        # A port in TIME_WAIT is free, as for the store.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
+    try:
+        bound_socket("", port).close()
+    except OSError:
+        return False
+    return True

@@ -42,10 +42,8 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
         )
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
-    servers = each.servers or 0
-    plan = Plan(
-        job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes, node=job.node_rank or 0, servers=servers
-    )
+    ranks, node, servers = job.ranks or 1, job.node_rank or 0, each.servers or 0
+    plan = Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=servers)
     if job.devices is not None:
         devices = _devices(job, job.devices, machine, device, each, plan)
         ranks = job.ranks or len(devices) // each.devices + _servers_of_first(plan)

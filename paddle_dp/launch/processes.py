@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+REPEATED = 5.0  # seconds within which an engine of a cluster may send one request twice
 # Signals by which a person or a scheduler ends a job: interrupt, terminate, hang up, and schedulers' SIGUSR1.
-REPEATED = 5.0  # seconds
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of /proc/pid/stat's flags
 EXEC_TIME = 1.0  # seconds that a process may take for replacing its program on a busy machine
@@ -151,6 +152,11 @@ def kill_all(find: Callable[[], list[int]]) -> None:
     while (pids := find()) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def kill_tree(process: Popen[Any]) -> None:
+    """Kills a child process that still runs, with its descendants."""
+    kill_all(lambda: [*descendants(process.pid), process.pid] if process.poll() is None else [])
 
 
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:

@@ -104,15 +104,13 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
         return Stop()
     progress = [number for number, outcome in enumerate(history) if outcome.progressed]
     failures = history[progress[-1] if progress else 0 :]  # since the last new checkpoint, oldest first
-    alike = takewhile(
-        lambda failure: failure.signature == last.signature and not failure.outside, reversed(failures)
-    )
+    newest_first = reversed(failures)
+    alike = takewhile(lambda end: end.signature == last.signature and not end.outside, newest_first)
     same = len(list(alike))
     if same >= SAME or (same == len(failures) > max(1, restarts)):
         where = f"after step {last.step}" if last.step else "before the first step was done"
-        return Stop(
-            why=f"not started again: the same failure {times(same)} {where}, with no new checkpoint in between."
-        )
+        repeated = f"the same failure {times(same)} {where}, with no new checkpoint in between"
+        return Stop(why=f"not started again: {repeated}.")
     if len(failures) > restarts:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
         return Stop(why=f"not started again: {spent} spent without a new checkpoint.")

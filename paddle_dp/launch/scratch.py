@@ -26,7 +26,7 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """
     sweep(prefix, parent)
     with (
-        handled_signals((signal.SIGTERM, signal.SIGHUP), _raise_ended),
+        handled_signals((signal.SIGTERM, signal.SIGHUP), raise_ended),
         tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name,
         (Path(name) / LOCK).open("w") as lock,
     ):
@@ -45,5 +45,5 @@ def sweep(prefix: str, parent: Path | None = None) -> None:
             continue  # in use, another user's, or not one of these folders
 
 
-def _raise_ended(number: int, frame: FrameType | None) -> None:
+def raise_ended(number: int, frame: FrameType | None) -> None:
     raise EndedError(number)

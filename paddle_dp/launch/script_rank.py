@@ -117,9 +117,7 @@ def main() -> NoReturn:
     sys.stdout.flush()  # a failure records how much this rank has printed before
     if error is None or is_well(error):
         leave(None)
-    failure = Failure.from_error(error, rank)
-    if folder is not None:
-        failure.write(folder)
+    failure = Failure.recorded(error, rank, folder)
     leave(failure, failure.message if failure.expected else failure.traceback)
 
 

@@ -32,8 +32,8 @@ def sized(job: Job) -> Job:
     `sizes` does, and if the number of ranks may change."""
     from paddle_dp.launch.plan import RankDevices, plan_of
 
-    train = _train(job.recipe, job.all_overrides)
-    if not _per_rank(train) and not _auto(train):
+    train, per_rank, auto = _requested(job.recipe, job.all_overrides)
+    if not per_rank and not auto:
         return job
     if job.elastic:
         raise UsageError(
@@ -49,8 +49,8 @@ def sized(job: Job) -> Job:
 def sized_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence[str]]:
     """The job with global numbers, and a sentence on each, in a rank that another launcher has started: `variables` say
     how many there are. Raises UsageError as `sizes` does, and if each rank would measure its own memory."""
-    train, ranks = _train(job.recipe, job.all_overrides), int(variables.get("PADDLE_TRAINERS_NUM", "1"))
-    per_rank, auto = _per_rank(train), _auto(train)
+    _, per_rank, auto = _requested(job.recipe, job.all_overrides)
+    ranks = int(variables.get("PADDLE_TRAINERS_NUM", "1"))
     if not per_rank and not auto:
         return job, ()
     if auto and not auto[1] and ranks > 1:
@@ -67,8 +67,7 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
 
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """
-    train = _train(path, overrides)
-    per_rank, auto = _per_rank(train), _auto(train)
+    train, per_rank, auto = _requested(path, overrides)
     settings, remarks = [], []
     if per_rank:
         share = int(per_rank[1])
@@ -97,20 +96,19 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
     return Sizes(overrides=tuple(settings), remarks=tuple(remarks))
 
 
-def _train(path: Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """The settings of `train` as they are written; none of a recipe with mistakes, which its reader reports."""
+def _requested(
+    path: Path, overrides: Sequence[str]
+) -> tuple[Mapping[str, Any], re.Match[str] | None, re.Match[str] | None]:
+    """The settings of `train` as written, with the matches of `batch: 32 per rank` and `micro_batches: auto 16 GB`.
+
+    They are empty for a recipe with mistakes, which its reader reports.
+    """
     try:
-        return train_settings(path, overrides)
+        train = train_settings(path, overrides)
     except PaddleDPError:
-        return {}
-
-
-def _per_rank(train: Mapping[str, Any]) -> re.Match[str] | None:
-    return re.fullmatch(r"\s*([0-9]+)\s+per\s+rank\s*", str(train.get("batch")))
-
-
-def _auto(train: Mapping[str, Any]) -> re.Match[str] | None:
-    return re.fullmatch(r"\s*auto(?:\s+(.+))?", str(train.get("micro_batches")))
+        train = {}
+    per_rank = re.fullmatch(r"\s*([0-9]+)\s+per\s+rank\s*", str(train.get("batch")))
+    return train, per_rank, re.fullmatch(r"\s*auto(?:\s+(.+))?", str(train.get("micro_batches")))
 
 
 def _amount(text: str) -> int:

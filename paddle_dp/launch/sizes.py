@@ -98,17 +98,15 @@ class ElasticSize:
 
     def choose_offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """Returns the ranks that an attempt takes of the nodes' offers. Raises UsageError if they do not suffice."""
-        job = self.plan.job
+        plan, job = self.plan, self.plan.job
         if not job.elastic:
             return equal(offers)
-        return choose(
-            offers, job.least_nodes or self.plan.nodes, job.least_ranks or self.plan.ranks, self.refused
-        )
+        return choose(offers, job.least_nodes or plan.nodes, job.least_ranks or plan.ranks, self.refused)
 
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.elastic and self.plan.devices:
-            machine.forget()
+            machine.ask_paddle.cache_clear()  # a device of a plugin may have gone
         plan = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
         if self._shortage not in ("", previous):

@@ -80,10 +80,8 @@ class Standstill:
         for rank in self.beats:
             if rank not in late:
                 rest.setdefault(self._state(rank), []).append(rank)
-        sentences = [
-            *first,
-            *(f"{numbered('rank', ranks)} {_verb(state, ranks)}" for state, ranks in rest.items()),
-        ]
+        others = [f"{numbered('rank', ranks)} {_verb(state, ranks)}" for state, ranks in rest.items()]
+        sentences = [*first, *others]
         if all_wait and len(late) == len(self.beats):
             sentences.append("each waits for another rank, and none of this node is late")
         seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
@@ -161,10 +159,10 @@ class Standing:
         limit, setting = max(self._limits(beats))
         if seconds < limit:
             return None
-        since = {rank: self._since[rank] for rank in beats}
         return Standstill(
-            beats=beats, seconds=seconds, limit=limit, setting=setting, since=since, stopped=stopped
-        )
+            beats=beats, seconds=seconds, limit=limit, setting=setting, stopped=stopped,
+            since={rank: self._since[rank] for rank in beats},
+        )  # fmt: skip
 
     def patience(self) -> float:
         """Returns how many seconds may pass within a step without a sign of life."""

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, console, logs
 from paddle_dp.launch.command import Job, Limits, Plan, environment
+from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
+from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import ElasticSize
 from paddle_dp.launch.standstill import watched_inside
@@ -131,7 +133,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
         _refuse_spares(plan)
     sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
     if not job.elastic:
-        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+        _refuse(recipe, plan.all_ranks, plan.kind)
     elif plan.nodes == 1:
         sizes.next()  # raises UsageError if too few ranks are available
     _check_machine(plan)
@@ -181,7 +183,7 @@ def evaluation(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     """
     try:
         recipe, plan = _read(job, machine)
-        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+        _refuse(recipe, plan.all_ranks, plan.kind)
     except UsageError as refused:
         choice = any(text.partition("=")[0].partition(".")[0].strip() == "strategy" for text in job.overrides)
         if choice or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
@@ -189,7 +191,7 @@ def evaluation(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     else:
         return recipe, plan
     recipe, plan = _read(replace(job, overrides=(*job.overrides, FALLBACK)), machine)
-    _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    _refuse(recipe, plan.all_ranks, plan.kind)
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
     console.write(
         f"evaluated on {ranks} with {FALLBACK}: the run's strategy needs other ranks, its checkpoints do not"
@@ -296,6 +298,12 @@ def _alone(plan: Plan, attempt: Path) -> int:
     job = plan.job
     job = replace(job, extra={**job.extra, "logs": str(attempt)})
     console.announce(plan, dict(os.environ), attempt)
-    with watched_inside(plan.limits, attempt, lambda failure: console.answer(failure, plan, attempt)):
+
+    def show(failure: Failure) -> int:
+        return console.show_end(
+            AttemptResult(attempt=attempt, status=failure.exit_status, cause=failure), plan
+        )
+
+    with watched_inside(plan.limits, attempt, show):
         failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
-    return console.answer(failure, plan, attempt) if failure else 0
+    return show(failure) if failure else 0

@@ -11,20 +11,12 @@ from pathlib import Path
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.kernel_kills import KernelKills
-from paddle_dp.launch import logs, stacks
+from paddle_dp.launch import logs, processes, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
-from paddle_dp.launch.processes import (
-    REPEATED,
-    Signals,
-    is_stopped,
-    kill_all,
-    marked,
-    remove_shared_memory,
-    send,
-)  # fmt: skip
+from paddle_dp.launch.processes import REPEATED, Signals, is_stopped, kill_all, marked, send
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
 from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
@@ -116,7 +108,7 @@ class Supervision:
         self._reported_departures = False
         self._stop_requested = False  # the ranks have a signal after which they stop in good order
         self._shown = 0  # bytes of the first rank's log that are on the screen
-        self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.notify_nodes)
+        self.lost = LostRanks(self.watch, self._beat, plan.nodes > 1, outside.notify_nodes)
 
     def wait(self, follower: logs.Follower) -> Outcome:
         """Returns how the job has ended. Afterwards none of its processes is left."""
@@ -131,13 +123,13 @@ class Supervision:
                 patience = 0.0 if self._stop_requested or times > 1 else GRACE
                 return Signalled(status=128 + signals.number)
             self._shown = follower.shown
-            outcome = self._outcome(signals)
+            outcome = self._outcome()
             if isinstance(outcome, Exited):
                 self.lost.tell_all()
             patience, times = GRACE if self._has_stopped() else 0.0, signals.times
             return outcome
         finally:
-            self._end(signals, patience, times)
+            self._end(patience, times)
             self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
             failed = isinstance(outcome, Failed)
             follower.copy(self._size_before_failure()) if failed else follower.finish()
@@ -190,9 +182,8 @@ class Supervision:
 
         The others may wait for them for ever, or not: the supervisor cannot tell.
         """
-        gone = [
-            rank for rank, d in self.watch.departures.items() if d.code in (0, None) and now > d.time + ALONE
-        ]
+        ended_well = [d for d in self.watch.departures.values() if d.code in (0, None)]
+        gone = [departure.rank for departure in ended_well if now > departure.time + ALONE]
         if self._reported_departures or not gone or not self.plan.job.script or not self.watch.living:
             return
         self._reported_departures = True
@@ -231,17 +222,20 @@ class Supervision:
         """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
         return None if self.board is None else self.board.read(rank - self.first_rank)
 
-    def _outcome(self, signals: Signals) -> Exited | Failed:
+    def _outcome(self) -> Exited | Failed:
         if self.standstill is not None:
             return Failed(cause=self._stood_still(self.standstill))
-        times = signals.times
-        end = time.monotonic() + self._settle()
-        while self.watch.living and signals.times == times and time.monotonic() < end:
-            self.watch.rest(INTERVAL)
-            self.watch.look()
+        self._await_ranks(self.outside.signals.times, self._settle())
         if (failed := self._failed()) is not None:
             return failed
         return Exited(status=0 if self.process.poll() is None else self.process.returncode % 256)
+
+    def _await_ranks(self, times: int, seconds: float) -> None:
+        """Returns when no rank lives, at a signal after the first `times`, or after `seconds`."""
+        end = time.monotonic() + seconds
+        while self.watch.living and self.outside.signals.times == times and time.monotonic() < end:
+            self.watch.rest(INTERVAL)
+            self.watch.look()
 
     def _settle(self) -> float:
         """Returns the seconds that other ranks have for writing their failures. A killed rank is the cause, whatever
@@ -299,12 +293,10 @@ class Supervision:
         else:
             pids = {r: self.watch.pids[r] for r, beat in hang.beats.items() if beat and r in self.watch.pids}
             stack_of = stacks.collect(self.attempt, pids)
-            for late in hang.late_ranks[:2]:
-                if late in stack_of:
-                    message += f"\nrank {late}, the innermost call first:\n{stacks.shown(stack_of[late])}"
-            rest = [
-                f"rank {r}: {stacks.innermost(stack_of[r])}" for r in stack_of if r not in hang.late_ranks[:2]
-            ]
+            late_ranks = [late for late in hang.late_ranks[:2] if late in stack_of]
+            for late in late_ranks:
+                message += f"\nrank {late}, the innermost call first:\n{stacks.shown(stack_of[late])}"
+            rest = [f"rank {r}: {stacks.innermost(stack_of[r])}" for r in stack_of if r not in late_ranks]
             message = "\n".join([message, *rest, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
         return Failure(
             rank=rank, kind="stood still", message=message, exit_status=STATUS, expected=True,
@@ -348,18 +340,15 @@ class Supervision:
     def log_of(self, rank: int) -> Path:
         return logs.worker_log(self.attempt, rank - self.first_rank)
 
-    def _end(self, signals: Signals, patience: float, times: int) -> None:
+    def _end(self, patience: float, times: int) -> None:
         """Sends SIGTERM to the ranks and waits for `patience` seconds, or a signal after the first `times`; then kills
         everything.
 
         Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
-        if patience and signals.number and not self._has_stopped():
+        if patience and self.outside.signals.number and not self._has_stopped():
             send(self.watch.living, signal.SIGTERM)
-        end = time.monotonic() + patience
-        while self.watch.living and signals.times == times and time.monotonic() < end:
-            self.watch.rest(INTERVAL)
-            self.watch.look()
+        self._await_ranks(times, patience)
         known_pids = set(self.watch.pids.values())
 
         def left() -> list[int]:
@@ -369,7 +358,7 @@ class Supervision:
 
         kill_all(left)
         self.process.wait()
-        remove_shared_memory(known_pids)
+        processes.remove_shared_memory(known_pids)
         self.watch.close()
 
     def _has_stopped(self) -> bool:

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
@@ -17,10 +16,16 @@ _MODULE = "paddle_dp.assembly.first_forward"
 
 
 class Tries:
-    """Sends recipes to that process, one after another."""
+    """Sends recipes to that process, one after another; the end of its `with` ends the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Tries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
     def __call__(self, file: Path, overrides: Sequence[str]) -> list[str]:
         """Returns lines on checks that were not made. Raises UsageError if `train` would refuse the recipe or fail."""
@@ -32,14 +37,14 @@ class Tries:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            self.close()
+            self._close()
             return ["not tried: the process that tries it ended"]
         reply = json.loads(answer)
         if "error" in reply:
             raise UsageError(f"{file}: {reply['error']}")
         return list(reply["lines"])
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -52,13 +57,3 @@ def _started() -> subprocess.Popen[str]:
         [sys.executable, "-W", "ignore", "-m", _MODULE], env=variables, text=True, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
     )  # fmt: skip
-
-
-@contextmanager
-def tries() -> Iterator[Tries]:
-    """Yields a `Tries`; its process is gone afterwards."""
-    runner = Tries()
-    try:
-        yield runner
-    finally:
-        runner.close()

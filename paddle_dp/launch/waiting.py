@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import select
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,11 +18,10 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
-from types import TracebackType
-from typing import Any
 
 from paddle_dp.launch.command import MODULE, Plan, argv, environment, worker_arguments
 from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.network import free_ports
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
 from paddle_dp.launch.waiting_rank import Case
@@ -85,9 +83,7 @@ class WaitingRanks:
     def __enter__(self) -> WaitingRanks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -155,8 +151,8 @@ class Spares:
     def __enter__(self) -> Spares:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._waiting.__exit__(*exception)
+    def __exit__(self, *_: object) -> None:
+        self._waiting.__exit__()
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
         """Starts the plan's ranks; returns None if Paddle's launcher must start them."""
@@ -176,7 +172,7 @@ def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dic
 
     PORT_RANGE of `variables` limits the ports.
     """
-    free = _free(variables.get("PORT_RANGE", "0:0"), ranks + 1) or _free("0:0", ranks + 1)
+    free = free_ports(variables.get("PORT_RANGE", "0:0"), ranks + 1) or free_ports("0:0", ranks + 1)
     store, *endpoints = (f"127.0.0.1:{port}" for port in free)
     job = {
         "PADDLE_MASTER": store, "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_NNODES": "1",
@@ -188,24 +184,6 @@ def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dic
         {**job, "PADDLE_CURRENT_ENDPOINT": endpoint, **dict.fromkeys(numbers, str(rank))}
         for rank, endpoint in enumerate(endpoints)
     ]
-
-
-def _free(port_range: str, count: int) -> list[int]:
-    """Returns `count` free ports of this range, or any for 0:0; [] if there are fewer."""
-    first, _, last = port_range.partition(":")
-    free: list[int] = []
-    with ExitStack() as probes:  # sockets stay open, so that the kernel gives no port twice
-        for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
-            probe = probes.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            free.append(probe.getsockname()[1])
-            if len(free) == count:
-                return free
-    return []
 
 
 def _answer(waiting: Popen[bytes]) -> int:
@@ -249,9 +227,7 @@ class PreparedLauncher:
         )  # fmt: skip
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()
         self._hidden.close()
 

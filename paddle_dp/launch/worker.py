@@ -93,12 +93,7 @@ def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
     try:
         call()
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the supervisor needs to know any error
-        if is_well(error):
-            return None
-        failure = Failure.from_error(error, _rank())
-        if folder is not None:
-            failure.write(folder)
-        return failure
+        return None if is_well(error) else Failure.recorded(error, _rank(), folder)
     return None
 
 
@@ -114,15 +109,14 @@ def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoRet
 
 
 def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
-    job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
-    if supervised:
+    job = _read(entry_point, argv)
+    if "PADDLE_DP_JOB" in os.environ:  # paddle-dp has replaced numbers that depend on the ranks
         _, folder = become_rank()
         options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}"))
+        failure = guarded(lambda: _work(job, options), folder)
     else:
         _prepare_process(job)
-        folder, options = log_folder(), job.options
-    resolved = job if supervised else None  # paddle-dp has replaced numbers that depend on the ranks
-    failure = guarded(lambda: _work(resolved or _with_global_numbers(job), options), folder)
+        failure = guarded(lambda: _work(_with_global_numbers(job), job.options), log_folder())
     if failure is None:
         leave(None)
     leave(failure, failure.frames or (failure.message if failure.expected else failure.traceback))
@@ -144,22 +138,16 @@ def _with_global_numbers(job: Job) -> Job:
 
 
 def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
-    parser = argparse.ArgumentParser(
-        description=f"One rank that does: {entry_point}. See also paddle-dp {entry_point} --help."
-    )
-    parser.add_argument("-c", "--recipe", required=True, type=Path, metavar="RECIPE")
-    parser.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--resume", nargs="?", const="newest", metavar="CHECKPOINT")
-    parser.add_argument(
-        "--accept", metavar="KEY,…", help="settings that may differ at --resume: loss,optimizer.clip"
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="CHECKPOINT", help="the one to evaluate: newest, best or a path"
-    )
-    parser.add_argument(
-        "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's"
-    )
-    parser.add_argument("--entry-point", default=entry_point, help=argparse.SUPPRESS)
+    description = f"One rank that does: {entry_point}. See also paddle-dp {entry_point} --help."
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("-c", "--recipe", required=True, type=Path, metavar="RECIPE")
+    add("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    add("--resume", nargs="?", const="newest", metavar="CHECKPOINT")
+    add("--accept", metavar="KEY,…", help="settings that may differ at --resume: loss,optimizer.clip")
+    add("--checkpoint", metavar="CHECKPOINT", help="the one to evaluate: newest, best or a path")
+    add("--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's")
+    add("--entry-point", default=entry_point, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     return Job(
         recipe=options.recipe, entry_point=options.entry_point, overrides=tuple(options.override),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.processes import child_options, descendants, kill_all
+from paddle_dp.launch.processes import child_options, kill_tree
 from paddle_dp.ray.ray_job import connect, imported, process_variables
 
 LOST = 1  # exit status of a trial whose actor, or its machine, was lost
@@ -106,6 +106,6 @@ class TrialProcess:
         if process is None or process.poll() is not None:
             return
         if number == signal.SIGKILL:
-            kill_all(lambda: [*descendants(process.pid), process.pid] if process.poll() is None else [])
+            kill_tree(process)
         else:
             process.send_signal(number)

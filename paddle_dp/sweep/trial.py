@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from paddle_dp.launch.processes import child_options, descendants, kill_all, send
+from paddle_dp.launch.processes import child_options, kill_tree, send
 from paddle_dp.report.run_record import METRICS, number
 
 SCREENS = "screens"  # in the sweep's folder: what each trial printed
@@ -55,8 +55,7 @@ class LocalTrial:
         send([self.process.pid], signal.SIGTERM)
 
     def kill(self) -> None:
-        pid = self.process.pid
-        kill_all(lambda: [*descendants(pid), pid] if self.process.poll() is None else [])
+        kill_tree(self.process)
 
 
 @dataclass(frozen=True, kw_only=True)

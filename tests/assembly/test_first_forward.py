@@ -15,7 +15,7 @@ from paddle_dp.assembly.first_forward import answer, explained, tried, user_fram
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
-from paddle_dp.launch.tries import tries
+from paddle_dp.launch.tries import Tries
 from paddle_dp.recipe import read_recipe
 from tests.jobs import run_in_one_fork
 
@@ -110,7 +110,7 @@ def test_a_training_s_first_update_says_it_in_the_same_sentence(tmp_path: Path) 
 
 @pytest.mark.processes
 def test_a_misspelt_argument_of_a_foreign_class_is_named_by_the_process_that_tries() -> None:
-    with tries() as ask:
+    with Tries() as ask:
         with pytest.raises(UsageError, match=r"'num_clases' is no argument .* Did you mean 'num_classes'\?"):
             ask(Path(DIGITS), ["model={use: paddle.vision.models.resnet18, num_clases: 3}"])
         assert ask(Path(DIGITS), []) == []

@@ -160,7 +160,7 @@ def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
 
 def test_a_plugin_is_asked_for_its_devices_before_each_attempt(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("paddle_dp.launch.machine.forget", lambda: asked.append(0))
+    monkeypatch.setattr("paddle_dp.launch.machine.ask_paddle.cache_clear", lambda: asked.append(0))
     here = Machine(cores=4, kind="npu", devices=("0", "1"))
     some = sizes(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
     some.resize(some.announce_next())

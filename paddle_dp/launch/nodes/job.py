@@ -15,7 +15,7 @@ from typing import Any
 
 from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
 from paddle_dp.launch import attempts, console, logs, memory, network
-from paddle_dp.launch.command import Meeting, Plan, environment
+from paddle_dp.launch.command import Job, Meeting, Plan, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
 from paddle_dp.launch.nodes.connections import TICK, Membership, Server
 from paddle_dp.launch.nodes.messages import Message
@@ -175,8 +175,16 @@ class _Node:
     history: list[AttemptResult] = field(default_factory=list)
 
     @property
+    def job(self) -> Job:
+        return self.node_job.plan.job
+
+    @property
     def number(self) -> int:
-        return self.node_job.plan.job.node_rank or 0
+        return self.job.node_rank or 0
+
+    @property
+    def limits(self) -> NodeLimits:
+        return self.node_job.limits
 
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
@@ -201,19 +209,18 @@ class _Node:
         if self.signals.times > self.obeyed:
             return self._quit()
         waited = self.member.alone
-        master = self.node_job.plan.job.master
         question = "Is node 0 running, and can this node reach it?"
-        if not self.member.known and waited > self.node_job.limits.gather:
-            console.write(f"no answer at {master} for {waited:.0f} s (watch.start). {question}")
+        if not self.member.known and waited > self.limits.gather:
+            console.write(f"no answer at {self.job.master} for {waited:.0f} s (watch.start). {question}")
             return NOBODY
         if not self.member.known and waited > NOTICE and not self.is_warned:
             self.is_warned = True
-            limit = f"{self.node_job.limits.gather:.0f} s at most (watch.start)"
-            console.write(f"no answer at {master} yet, waiting for {limit}. {question}")
-        if self.member.known and waited > self.node_job.limits.rejoin:
+            limit = f"{self.limits.gather:.0f} s at most (watch.start)"
+            console.write(f"no answer at {self.job.master} yet, waiting for {limit}. {question}")
+        if self.member.known and waited > self.limits.rejoin:
             return self._end(
-                f"node 0 did not return to {master} within {waited:.0f} s (watch.rejoin). The nodes meet on its "
-                "machine: without it there is no job.",
+                f"node 0 did not return to {self.job.master} within {waited:.0f} s (watch.rejoin). The nodes meet on "
+                "its machine: without it there is no job.",
                 LOST,
             )
         return None
@@ -234,7 +241,7 @@ class _Node:
 
     def _waits(self, message: Message) -> None:
         console.write(
-            f"waiting for {numbered('node', message['nodes'])} at {self.node_job.plan.job.master}, for "
+            f"waiting for {numbered('node', message['nodes'])} at {self.job.master}, for "
             f"{message['seconds']:.0f} s at most ({message['setting']})"
         )
 
@@ -301,7 +308,7 @@ class _Node:
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
-        if self.node_job.plan.job.least_ranks is not None and now - self.looked > LOOK:
+        if self.job.least_ranks is not None and now - self.looked > LOOK:
             self.looked = now
             offer = self.node_job.sizes.offered().ranks
             if offer != self.offer:
@@ -316,21 +323,18 @@ class _Node:
     def _judge(self, message: Message) -> None:
         """Decides if all nodes start again. Runs on node 0."""
         assert self.plan is not None and self.logs is not None
-        outcome = outcome_of(message, self.logs, self.number, self.result)
-        restarts = self.node_job.plan.job.restarts
-        if restarts and not outcome.final:
+        outcome = self._outcome(message)
+        if self.job.restarts and not outcome.final:
             self.point = attempts.next_point(self.plan, self.logs, self._stocks(message))
             outcome = replace(outcome, saved=self.point.saved)
         self.history.append(outcome)
-        then = decide(self.history, restarts)
-        verdict: Message
+        then = decide(self.history, self.job.restarts)
         if isinstance(then, Restart):
-            wait, verdict = then.wait, {"wait": then.wait, "number": then.number, "where": self.point.label}
+            verdict: Message = {"wait": then.wait, "number": then.number, "where": self.point.label}
         else:
-            wait, verdict = None, {"why": then.why}
-        self.member.send(
-            say="judged", attempt=message["attempt"], wait=wait, status=outcome.status, told=verdict
-        )
+            verdict = {"why": then.why}
+        judgement = {"wait": verdict.get("wait"), "status": outcome.status, "told": verdict}
+        self.member.send(say="judged", attempt=message["attempt"], **judgement)
 
     def _stocks(self, message: Message, numbers: Sequence[int] | None = None) -> list[Any] | None:
         """Returns the checkpoints in the memories of these nodes, by default of all; None if the job keeps none."""
@@ -338,18 +342,19 @@ class _Node:
             return None
         return [stock for number, stock in message["memory"] if numbers is None or number in numbers]
 
+    def _outcome(self, message: Message) -> AttemptResult:
+        return outcome_of(message, self.logs, self.number, self.result)
+
     def _restart(self, message: Message) -> None:
         verdict = message["told"]
         if self.plan is not None:
             then = Restart(wait=verdict["wait"], number=verdict["number"])
-            console.show_restart(
-                outcome_of(message, self.logs, self.number, self.result), self.plan, then, verdict["where"]
-            )
+            console.show_restart(self._outcome(message), self.plan, then, verdict["where"])
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])
         if "words" in message:
-            outcome = outcome_of(message, self.logs, self.number, self.result)
+            outcome = self._outcome(message)
             if self.plan is None:
                 console.write(str(outcome.cause and outcome.cause.message))
                 return status
@@ -357,26 +362,22 @@ class _Node:
         if status == StoppedError.exit_status and self.result is not None and self.plan is not None:
             return console.show_end(self.result, self.plan)
         if status == NOBODY:
-            master = self.node_job.plan.job.master
             console.write(
-                f"{message['said']} Node 0 waits at {master}: is the same command running there, with another "
-                f"--node-rank, and can it reach {master}?"
+                f"{message['said']} Node 0 waits at {self.job.master}: is the same command running there, with another "
+                f"--node-rank, and can it reach {self.job.master}?"
             )
             return status
         return self._end(message["said"], status) if message["said"] else status
 
     def _lost(self, message: Message) -> int | None:
-        job = self.node_job.plan.job
-        text = f"node 0 at {job.master} is lost: {message['why']}."
-        if not job.restarts:
+        text = f"node 0 at {self.job.master} is lost: {message['why']}."
+        if not self.job.restarts:
             return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST)
-        console.write(
-            f"{text} Waiting for it, for {self.node_job.limits.rejoin:.0f} s at most (watch.rejoin)"
-        )
+        console.write(f"{text} Waiting for it, for {self.limits.rejoin:.0f} s at most (watch.rejoin)")
         return None
 
     def _refused(self, message: Message) -> int:
-        raise UsageError(f"--master {self.node_job.plan.job.master}: {message['why']}")
+        raise UsageError(f"--master {self.job.master}: {message['why']}")
 
     def _end(self, text: str, status: int) -> int:
         if self.plan is None or self.logs is None:

@@ -209,10 +209,8 @@ class Rendezvous:
             self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
-            again = self._begun or self._last_attempt > 0
-            self._send(
-                0, say="prepare", attempt=self.attempt, nodes=nodes, again=again, memory=self._memories()
-            )
+            again, memory = self._begun or self._last_attempt > 0, self._memories()
+            self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=again, memory=memory)
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
         self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
