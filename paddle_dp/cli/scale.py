@@ -49,7 +49,8 @@ def scale(
     Weak scaling keeps the recipe's batch on each rank, strong scaling keeps it in all. It answers whether a second card
     pays, prints how far the forecast of the measured ranks was off, and the cheapest changes (docs/plan.md).
     """
-    from paddle_dp.doctor.probe import bench_for, check_machine, measured_rates, measured_scaling
+    from paddle_dp.doctor.bench import bench_for
+    from paddle_dp.doctor.probe import check_machine, measured_rates, measured_scaling
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
     from paddle_dp.launch.sized import sizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,23 +13,20 @@ from typing import Any
 from paddle_dp.doctor import machine
 from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.rank import first_sum
-from paddle_dp.errors import EndedError
 from paddle_dp.launch import logs
-from paddle_dp.launch.attempts import watched
+from paddle_dp.launch.attempts import run_command
 from paddle_dp.launch.command import Job, Limits, Plan, environment, launcher
 from paddle_dp.launch.failures import in_a_line
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import meet
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
+from paddle_dp.launch.supervisor import Exited, Failed, Outcome
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
 RANK = Path(__file__).with_name("rank.py")
-MAX_COLUMNS = 100
 ALONE, TOGETHER = 60.0, 300.0  # seconds for all ranks to start and finish: on one node, on several
 MAX_SKEW = 1.0  # seconds between two nodes' clocks
 
@@ -41,11 +37,10 @@ def examine(job: Job, as_json: bool = False) -> int:
     0, or 1 if something must be mended. Raises UsageError for a contradictory job, EndedError when a signal ended it.
     """
     findings: list[DoctorCheck] = []
-    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     for finding in checks(plan_for(job, Machine.here()), os.environ):
         findings.append(finding)
         if not as_json:
-            print("\n".join(finding.lines(width)))
+            finding.show()
     well = is_well(findings)
     if as_json:
         print(json.dumps({"ok": well, "findings": [asdict(finding) for finding in findings]}, indent=1))
@@ -102,7 +97,7 @@ def is_well(findings: Sequence[DoctorCheck]) -> bool:
 
 def exchange(plan: Plan) -> list[DoctorCheck]:
     """Starts the plan's ranks, lets them sum numbers, and reports the result. Raises EndedError on a signal."""
-    if plan.ranks * plan.nodes == 1:
+    if plan.all_ranks == 1:
         return [DoctorCheck("exchange", "1 rank has no other to exchange with")]
     with scratch_folder("paddle-dp-doctor-") as folder:
         began = time.perf_counter()
@@ -123,12 +118,7 @@ def _start(plan: Plan, folder: Path) -> Outcome:
         plan = replace(plan, meeting=replace(meeting, key=key))
     device = "auto" if plan.devices else "cpu"
     command = [*launcher(plan, folder), str(RANK), device, str(folder / "report.json")]
-    with recorded_signals() as signals:
-        outside = ExternalEvents(signals=signals)
-        outcome, _ = watched(plan, folder, command, environment(plan, os.environ), outside)
-    if signals.number:
-        raise EndedError(signals.number)
-    return outcome
+    return run_command(plan, folder, command, environment(plan, os.environ))
 
 
 def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorCheck]:
@@ -160,7 +150,7 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
 
 
 def _failed(plan: Plan, outcome: Outcome, folder: Path) -> DoctorCheck:
-    ranks = plan.ranks * plan.nodes
+    ranks = plan.all_ranks
     if isinstance(outcome, Failed):
         cause = outcome.cause
         ended_from_outside = cause.kind.startswith(("SIG", "signal", "left"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import time
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,10 +17,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from paddle_dp.doctor.probe import bench_for
-from paddle_dp.doctor.prove import Bench
-from paddle_dp.doctor.trial_rank import STEPS, WINDOW, WINDOWS
-from paddle_dp.errors import JobError, UsageError
+from paddle_dp.doctor.bench import Bench, bench_for
+from paddle_dp.doctor.probe_rank import TRIAL_STEPS, WINDOW, WINDOWS
+from paddle_dp.errors import UsageError
 from paddle_dp.launch.machine import Machine
 from paddle_dp.plan.error_bars import TIE
 from paddle_dp.plan.ranking import PlannedLayout
@@ -28,14 +27,14 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import digits, duration, plural
 from paddle_dp.verbs.layout_plan import RecipePlan, layout_settings
-from paddle_dp.verbs.plan_screen import bar_text, described
+from paddle_dp.verbs.plan_screen import aligned, bar_text, described
 
-RANK = "paddle_dp.doctor.trial_rank"
 ROUNDS = 2
 MINUTES = 60.0
 SPARE = 0.5  # further processes that delay no rank
 # A few steps are no training: a constant rate needs no warm-up, and nothing is evaluated, saved or shown.
-SHORT = ("schedule={use: constant, learning_rate: 1.0e-6}", "callbacks=[]", f"train.length={STEPS} steps")
+CONSTANT_RATE = "schedule={use: constant, learning_rate: 1.0e-6}"
+SHORT = (CONSTANT_RATE, "callbacks=[]", f"train.length={TRIAL_STEPS} steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +76,14 @@ class Trial:
 
     def _order(self) -> Iterator[str]:
         every_pair = combinations(self.tried, 2)
-        pairs_foretold = [
-            (fast, slow) for fast, slow in every_pair if slow.planned.seconds >= TIE * fast.planned.seconds
-        ]
-        wrong = [(fast, slow) for fast, slow in pairs_foretold if fast.seconds > slow.seconds]
+        foretold = [pair for pair in every_pair if pair[1].planned.seconds >= TIE * pair[0].planned.seconds]
+        wrong = [(fast, slow) for fast, slow in foretold if fast.seconds > slow.seconds]
         if len(self.tried) == 1:
             yield "no order was foretold: there is one layout"
-        elif not pairs_foretold:
+        elif not foretold:
             yield f"no order was foretold: they are within {100 * (TIE - 1):.0f} % of each other"
         elif not wrong:
-            yield f"the order held in {plural(len(pairs_foretold), 'pair')} foretold apart"
+            yield f"the order held in {plural(len(foretold), 'pair')} foretold apart"
         for fast, slow in wrong:
             yield (
                 f"the order did not hold: {fast.planned.choice} should take "
@@ -137,15 +134,10 @@ def trial(plan: RecipePlan, file: Path, settings: Sequence[str], count: int) -> 
     load = os.getloadavg()[0]
     device = "auto" if plan.planner.device.accelerator else "cpu"
     with bench_for(ranking.ranks, device, MINUTES) as bench:
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             for seconds, row in zip(times, rows, strict=True):
-                settings_here = [
-                    *settings,
-                    *layout_settings(plan.recipe, row.choice),
-                    *SHORT,
-                    f"train.device={device}",
-                ]
-                seconds += _measured(bench, file, settings_here, row, number)
+                layout = layout_settings(plan.recipe, row.choice)
+                seconds += _measured(bench, file, [*settings, *layout, *SHORT, f"train.device={device}"], row)
     tried = [
         TriedLayout(planned=row, seconds=statistics.median(seconds), low=min(seconds), high=max(seconds))
         for row, seconds in zip(rows, times, strict=True)
@@ -153,20 +145,13 @@ def trial(plan: RecipePlan, file: Path, settings: Sequence[str], count: int) -> 
     return Trial(tried=tried, load=load, cores=Machine.here().cores)
 
 
-def _measured(
-    bench: Bench, file: Path, settings: Sequence[str], row: PlannedLayout, number: int
-) -> list[float]:
+def _measured(bench: Bench, file: Path, settings: Sequence[str], row: PlannedLayout) -> list[float]:
     """Seconds of a step of one layout in one round, by window."""
-    folder = bench.folder / f"trial-{number}-{time.monotonic_ns()}"
-    folder.mkdir()
-    recipe, report = folder / "recipe.yaml", folder / "report.json"
+    folder = Path(tempfile.mkdtemp(dir=bench.folder))
+    recipe = folder / "recipe.yaml"
     write_recipe(read_recipe(file, [*settings, f"output_dir={json.dumps(str(folder / 'run'))}"]), recipe)
-    words = ("launch", "--ranks", str(bench.ranks), "--out", str(folder / "logs"), "-m", RANK)
-    result = bench.verb(*words, str(recipe), str(report))
-    if result.status or not report.exists():
-        late = f"it was ended after {result.seconds:.0f} s" if result.late else f"status {result.status}"
-        raise JobError("\n".join([f"--try: {described(row.choice)} failed ({late}):", *result.last_lines]))
-    return [float(each) for each in json.loads(report.read_text("utf-8"))["seconds"]]
+    report = bench.measured(f"--try: {described(row.choice)}", "trial", str(recipe))
+    return [float(each) for each in report["seconds"]]
 
 
 def trial_lines(trial: Trial) -> Iterator[str]:
@@ -183,11 +168,7 @@ def trial_lines(trial: Trial) -> Iterator[str]:
             f"{digits(unit * each.low)} … {digits(unit * each.high)}",
             f"{100 * (row.seconds / each.seconds - 1):+.0f} %", f"  {row.choice}",
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        yield (
-            "  ".join(cell.rjust(width) for cell, width in zip(cells[:-1], widths, strict=False)) + cells[-1]
-        )
+    yield from aligned(rows)
     for sentence in trial.sentences():
         yield from wrap(sentence, 100, subsequent_indent="  ")
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.machine import Machine, built_for, paddle_folder, spoken, visible_in
+from paddle_dp.launch.machine import Machine, built_for, spoken, version_field, visible_in
 from paddle_dp.launch.network import BLOCK, BLOCKS, FIRST_PORT, free_blocks, meet
 from paddle_dp.launch.plan import RANK
 from paddle_dp.mesh.doors import close_to_all
@@ -32,7 +32,7 @@ from paddle_dp.version import __version__
 State = Literal["ok", "look", "mend"]
 FOLDER = "run folder"
 OLDEST = (3, 0)  # of Paddle, as in pyproject.toml
-NAME_WIDTH, INDENT = 14, "      "
+MAX_COLUMNS, NAME_WIDTH, INDENT = 100, 14, "      "
 GB, MB = 1 << 30, 1 << 20
 # Limits of the disk measurement: bytes of one write, bytes at most, seconds at most.
 WRITE_BYTES, MAX_BYTES_WRITTEN, LONGEST = 8 * MB, 96 * MB, 1.0
@@ -62,11 +62,15 @@ class DoctorCheck:
                 paragraph, width, initial_indent=f"{INDENT}→ ", subsequent_indent=f"{INDENT}  "
             )
 
+    def show(self) -> None:
+        """Prints the finding at once, on a screen of any width."""
+        width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+        print("\n".join(self.lines(width)), flush=True)
+
 
 def paddle() -> DoctorCheck:
-    """Checks the installed Paddle's version by its version file: importing paddle takes over a second."""
-    text = (paddle_folder() / "version" / "__init__.py").read_text()
-    version = (re.search(r"^full_version\s*=\s*'([^']*)'", text, re.MULTILINE) or ["", "unknown"])[1]
+    """Checks the installed Paddle's version."""
+    version = version_field("full_version") or "unknown"
     label = f"Paddle {version} for {spoken(built_for())}, Python {platform.python_version()}, paddle_dp {__version__}"
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers and numbers < OLDEST:
@@ -84,18 +88,14 @@ def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/"
         return DoctorCheck("device", f"{detail}{f', driver {version}' if version else ''}")
     if machine.kind != "cpu":
         kind, chosen = spoken(machine.kind), variables.get(visible_in(machine.kind))
-        reason = (
-            f"{visible_in(machine.kind)}={chosen!r} hides them"
-            if chosen is not None
-            else "no driver is loaded"
-        )
+        hides = f"{visible_in(machine.kind)}={chosen!r} hides them"
+        reason = "no driver is loaded" if chosen is None else hides
         todo = f"{reason}: trainings would use the CPU. Look at nvidia-smi, or set train.device=cpu."
         return DoctorCheck("device", f"Paddle is for {kind}s, and none is seen", "look", todo)
     if version and any((root / "dev").glob("nvidia[0-9]*")):
         todo = "Install paddlepaddle-gpu from Paddle's own index (docs/devices.md) to use them."
-        return DoctorCheck(
-            "device", f"GPUs are here (driver {version}), but Paddle is the CPU package", "look", todo
-        )
+        detail = f"GPUs are here (driver {version}), but Paddle is the CPU package"
+        return DoctorCheck("device", detail, "look", todo)
     return DoctorCheck("device", "CPU")
 
 
@@ -233,9 +233,7 @@ def interface(job: Job, variables: Mapping[str, str]) -> DoctorCheck:
     here = [name for _, name in socket.if_nameindex()]
     for variable in INTERFACE_VARIABLES:
         names = variables.get(variable, "").lstrip("^=").split(",")
-        if missing := [
-            name for name in names if name and not any(available.startswith(name) for available in here)
-        ]:
+        if missing := [name for name in filter(None, names) if not any(i.startswith(name) for i in here)]:
             todo = f"Unset it, or name one of: {', '.join(here)}."
             detail = f"{variable}={variables[variable]}, and there is no {missing[0]} here"
             return DoctorCheck(INTERFACE, detail, "mend", todo)

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.doctor.prove import Bench, variables_for
+from paddle_dp.doctor.bench import Bench
 from paddle_dp.doctor.prove_rank import processor
-from paddle_dp.errors import JobError, UsageError
+from paddle_dp.errors import UsageError
 from paddle_dp.launch.machine import Machine, available_memory, cores
-from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, Probe, ProductTiming
 from paddle_dp.plan.scaling import MeasuredSteps
-from paddle_dp.text import plural
 
-RANK = "paddle_dp.doctor.probe_rank"
 SIZES = (64 << 10, 1 << 20, 8 << 20, 64 << 20)  # bytes of a collective's tensor
 PLAIN = ("callbacks=[]", "guard={}")  # what surrounds a step is no part of it
 Shape = tuple[int, int, int]  # m, n, k
-
-
-@contextmanager
-def bench_for(ranks: int, device: str, minutes: float) -> Iterator[Bench]:
-    """Yields a bench on this machine's devices, or without any on the CPU, where each rank has an equal share of the
-    processors, alone as well as among all ranks. Raises UsageError for more ranks than devices."""
-    here = Machine.here()
-    kind = here.kind if device != "cpu" and here.devices else "cpu"
-    if kind != "cpu" and ranks > len(here.devices):
-        raise UsageError(
-            f"--ranks {ranks}: {plural(len(here.devices), 'device')} can be seen here. Give as many ranks, or "
-            "train.device=cpu to measure the processor."
-        )
-    with scratch_folder("paddle-dp-scale-") as scratch:
-        variables = variables_for(here.kind, kind, scratch)
-        if kind == "cpu":
-            variables.setdefault("OMP_NUM_THREADS", str(max(1, here.cores // ranks)))
-        yield Bench(ranks, kind, scratch, time.monotonic() + 60 * minutes, variables, Path.cwd())
 
 
 def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Probe:
@@ -47,7 +24,7 @@ def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Pr
     cause if the job fails, TimeoutError if it takes too long."""
     dtype = "float32" if bench.is_cpu else dtype
     request = {"device": "cpu" if bench.is_cpu else "auto", "dtype": dtype, "shapes": shapes, "sizes": SIZES}
-    report = rank_report(bench, bench.ranks, "rates", json.dumps(request))
+    report = _report(bench, "rates", json.dumps(request))
     machine, here = report["machine"], Machine.here()
     ranks = report["ranks"]
     node = len(here.devices) if not bench.is_cpu else max(1, here.cores // max(1, report["threads"]))
@@ -97,35 +74,13 @@ def measured_scaling(
     settings = [*overrides, *PLAIN, f"output_dir={json.dumps(str(folder))}"]
     if bench.is_cpu:
         settings.append("train.device=cpu")
-    report = rank_report(bench, bench.ranks, "steps", str(recipe), json.dumps(possible), *settings)
+    report = _report(bench, "steps", str(recipe), json.dumps(possible), *settings)
     return [
         MeasuredSteps.from_rounds(row["ranks"], row["batch"] / row["ranks"], row["rounds"])
         for row in report["steps"]
     ]  # fmt: skip
 
 
-def rank_report(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[str, Any]:
-    """Runs the task of `probe_rank.py` on so many ranks and returns its report. Raises JobError with the last words of
-    a job that failed, TimeoutError if there is no time."""
-    name = f"{task}-{ranks}-{time.monotonic_ns()}"
-    file = bench.folder / f"{name}.json"
-    command = (
-        "launch",
-        "--ranks",
-        str(ranks),
-        "--out",
-        str(bench.folder / name),
-        "-m",
-        RANK,
-        task,
-        str(file),
-        *arguments,
-    )
-    result = bench.verb(*command)
-    if result.status or not file.exists():
-        late = f"it was ended after {result.seconds:.0f} s: give more --minutes" if result.late else ""
-        late = late or f"status {result.status}"
-        raise JobError(
-            "\n".join([f"the measurement of {task} on {ranks} ranks failed ({late}):", *result.last_lines])
-        )
-    return json.loads(file.read_text("utf-8"))
+def _report(bench: Bench, task: str, *arguments: str) -> dict[str, Any]:
+    subject = f"the measurement of {task} on {bench.ranks} ranks"
+    return bench.measured(subject, task, *arguments, advice=": give more --minutes")

@@ -1,7 +1,8 @@
-"""The measurements of `paddle-dp scale` inside its ranks: products, kernels, collectives, and steps of a training.
+"""The measurements of `paddle-dp scale` and `plan --try` inside their ranks: products, kernels, collectives, and steps.
 
     paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank rates FILE REQUEST
     paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank steps FILE RECIPE [[RANKS, BATCH], …] KEY=VALUE…
+    paddle-dp launch --ranks N -m paddle_dp.doctor.probe_rank trial FILE RECIPE
 
 Rank 0 writes FILE, as JSON. REQUEST is JSON: {"device", "dtype", "shapes": [[m, n, k], …], "sizes": [bytes, …]}.
 """
@@ -16,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.doctor.prove_rank import machine, write
 from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.device import synchronize
 from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, ProductTiming
 
 if TYPE_CHECKING:
@@ -36,7 +39,12 @@ SQUARES = {"cpu": (32, 64, 128, 256, 512, 1024), "other": (256, 512, 1024, 2048,
 ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}  # of the tensors of kernels: more than caches hold
 WARM_STEPS, MOST_STEPS = 2, 50
 STEPS_ROUND, STEPS_SECONDS = 0.5, 30.0  # seconds of a round of steps, and of all rounds
+FIRST = 4  # steps of a trial that do not count
+WINDOW, WINDOWS = 4, 3  # steps of a window, and how many of them
+TRIAL_STEPS = FIRST + WINDOW * WINDOWS + 1  # the last window ends where another step begins
 Call = Callable[[], Any]
+Report = tuple[dict[str, Any], bool]
+"""A task's report, as JSON, and whether this rank writes it."""
 
 
 def main() -> None:
@@ -47,7 +55,7 @@ def main() -> None:
         write(file, report)
 
 
-def rates(request_text: str) -> tuple[dict[str, Any], bool]:
+def rates(request_text: str) -> Report:
     """Measures rank 0 alone, then all ranks at once, then their collectives. Returns the report, and whether this rank
     writes it. Collective."""
     from paddle_dp import gloo
@@ -97,21 +105,13 @@ class CallTimer:
     def _round(self, call: Call, count: int) -> float:
         if self.together:
             self.mesh.sum([0.0])
-        wait(self.mesh.device)
+        synchronize(self.mesh.device)
         began = time.perf_counter()
         for _ in range(count):
             call()
-        wait(self.mesh.device)
+        synchronize(self.mesh.device)
         seconds = (time.perf_counter() - began) / count
         return max(self.mesh.gather(seconds)) if self.together else seconds
-
-
-def wait(device: str) -> None:
-    """Waits until the device has done all its work."""
-    import paddle
-
-    if device != "cpu":
-        paddle.device.synchronize()
 
 
 def product_timings(timer: CallTimer, request: dict[str, Any], busy: int) -> Iterator[ProductTiming]:
@@ -172,10 +172,9 @@ def collective_timings(timer: CallTimer, sizes: Sequence[int]) -> Iterator[Colle
         for operation, call in calls.items():
             if timing := timer(call, inf):
                 ways = 2 if operation == "send" else 1
+                count = 4 * elements * mesh.ranks
                 halved = {name: seconds / ways for name, seconds in timing.items()}
-                yield CollectiveTiming(
-                    operation=operation, ranks=mesh.ranks, bytes=4 * elements * mesh.ranks, **halved
-                )
+                yield CollectiveTiming(operation=operation, ranks=mesh.ranks, bytes=count, **halved)
 
 
 def gathered(tensor: Tensor) -> None:
@@ -198,7 +197,7 @@ def _by_device(numbers: dict[str, Any], device: str) -> Any:
     return numbers["cpu" if device == "cpu" else "other"]
 
 
-def steps(recipe_file: str, batches: str, *overrides: str) -> tuple[dict[str, Any], bool]:
+def steps(recipe_file: str, batches: str, *overrides: str) -> Report:
     """Trains the recipe in rounds of steps, without its callbacks: alone on rank 0, and on all ranks, by turns, so that
     what else the machine does counts for both. `batches`: JSON, [[ranks, batch], …] with 1 or all ranks. Returns the
     seconds of a step as `rates` does, for each of them. Collective."""
@@ -210,9 +209,7 @@ def steps(recipe_file: str, batches: str, *overrides: str) -> tuple[dict[str, An
     mesh = join(train.seed, train.device)
     alone = replace(Mesh.alone(), device=mesh.device)
     runs = [
-        StepRounds(
-            Path(recipe_file), (*overrides, f"train.batch={batch}"), mesh, alone if ranks == 1 else mesh
-        )
+        StepRounds(recipe_file, (*overrides, f"train.batch={batch}"), mesh, alone if ranks == 1 else mesh)
         for ranks, batch in requested
     ]
     seconds: list[list[float]] = [[] for _ in runs]
@@ -237,7 +234,7 @@ class StepRounds:
     """Rounds of steps of one training: on all ranks of the job, or, with a mesh of one rank, on rank 0 while the others
     wait. `count`: the steps of a round."""
 
-    def __init__(self, recipe_file: Path, overrides: Sequence[str], job: Mesh, mesh: Mesh):
+    def __init__(self, recipe_file: str, overrides: Sequence[str], job: Mesh, mesh: Mesh):
         import paddle
 
         from paddle_dp.assembly.build import build
@@ -247,7 +244,7 @@ class StepRounds:
         self._works = mesh.ranks == job.ranks or job.is_main
         if self._works:
             with paddle.utils.unique_name.guard():
-                self._trainer = build(read_recipe(recipe_file, overrides), mesh)
+                self._trainer = build(read_recipe(Path(recipe_file), overrides), mesh)
         self.seconds(WARM_STEPS)
         self.count = max(1, min(MOST_STEPS, round(STEPS_ROUND / self.seconds(1))))
 
@@ -260,13 +257,42 @@ class StepRounds:
             self._trainer.total_steps = self._trainer.progress.step + count
             began = time.perf_counter()
             self._trainer.drive()
-            wait(self._job.device)
+            synchronize(self._job.device)
             seconds = (time.perf_counter() - began) / count
         self._job.wait("a round of steps")  # without computing
         return float(max(self._job.gather(seconds)))
 
 
-TASKS: dict[str, Callable[..., tuple[dict[str, Any], bool]]] = {"rates": rates, "steps": steps}
+def trial(recipe_file: str) -> Report:
+    """Trains the recipe, with its callbacks, for TRIAL_STEPS. Returns the mean seconds of a step by window."""
+    from paddle_dp.assembly.build import build
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(Path(recipe_file))
+    mesh = join(recipe.train.seed, recipe.train.device)
+    if mesh.is_main:
+        recipe.folder.mkdir(parents=True)
+    mesh.wait("the run folder is made")
+    trainer = build(recipe, mesh)
+    # A measurement of the training's own waits for the device after each phase, so that nothing overlaps.
+    trainer.measurements.plan = lambda *_: None  # type: ignore[method-assign]
+    train_batch, number, times = trainer.learner.train_batch, 0, list[float]()
+
+    def timed(*args: Any, **settings: Any) -> Any:
+        nonlocal number
+        if number >= FIRST and (number - FIRST) % WINDOW == 0:
+            synchronize(mesh.device)
+            times.append(time.perf_counter())
+        number += 1
+        return train_batch(*args, **settings)
+
+    trainer.learner.train_batch = timed  # type: ignore[method-assign]
+    trainer.fit(recipe.train.length)
+    return {"seconds": [(after - before) / WINDOW for before, after in pairwise(times)]}, mesh.is_main
+
+
+TASKS: dict[str, Callable[..., Report]] = {"rates": rates, "steps": steps, "trial": trial}
 
 if __name__ == "__main__":
     main()

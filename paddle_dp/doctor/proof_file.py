@@ -106,9 +106,8 @@ def _names(entry: pwd.struct_passwd) -> list[str]:
 
 def _longest_first(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names without empty and double ones; a name within another one comes after it."""
-    return tuple(
-        sorted({name.strip() for name in names if name.strip()}, key=lambda name: (-len(name), name))
-    )
+    stripped = {name.strip() for name in names} - {""}
+    return tuple(sorted(stripped, key=lambda name: (-len(name), name)))
 
 
 class ProofFile:

@@ -1,133 +1,33 @@
 """`paddle-dp doctor --prove`: runs this package's own verbs on a machine's cards, and writes their results to a file.
 
-Each part runs in a child process, under a time limit: a crash or a standstill of one is a row, not the end.
+Each part runs in children of a bench: a crash or a standstill of one is a row, not the end.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from paddle_dp.doctor.examine import MAX_COLUMNS
+from paddle_dp.doctor.bench import ROOT, Bench, ChildResult, variables_for
 from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.proof_file import ProofFile, ProofRow, Scrubber
 from paddle_dp.errors import EndedError, UsageError, message_of
-from paddle_dp.launch.machine import Machine, mkl_type, visible_in
+from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import check_ranks
-from paddle_dp.launch.processes import alive, child_options, descendants, handled_signals, kill_all
-from paddle_dp.launch.scratch import scratch_folder
+from paddle_dp.launch.processes import handled_signals
+from paddle_dp.launch.scratch import raise_ended, scratch_folder
 from paddle_dp.text import plural
 
 DEFAULT_FILE = Path("paddle-dp-proof.json")
 MOST_RANKS, CPU_RANKS = 8, 2  # ranks without --ranks: a rank for each device up to 8; without devices, 2
-CHILD_SECONDS = 300.0  # a child that runs longer has failed
-LEAST_SECONDS = 2.0  # with less time left, a child is not started
-LAST_LINES = 12  # of a failed child's output, in the file
-_EXCEPTION = re.compile(r"\w*(Error|Exception|Interrupt)\b.*:")
-PATIENCE = 15.0  # seconds for a child to end its ranks
 # Shares of the time that is left, so that a slow step leaves time for those after it, and a quick one gives its own on.
 SHARES = {
     "machine": 2, "exchange": 4, "layouts": 52, "precision": 14, "speed": 14, "memory": 2, "resume": 12,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ChildResult:
-    """The end of a child process: its exit status (negative for a signal), and its output.
-
-    `late`: it was ended after `seconds`, the limit; `is_cut`: that limit was shorter than CHILD_SECONDS, because the
-    time of its step was up.
-    """
-
-    status: int
-    stdout: str
-    stderr: str
-    seconds: float
-    late: bool = False
-    is_cut: bool = False
-
-    @property
-    def last_lines(self) -> list[str]:
-        """The last LAST_LINES lines of the output and the error output that are not empty."""
-        lines = [line.strip() for line in (*self.stdout.splitlines(), *self.stderr.splitlines())]
-        return [line for line in lines if line][-LAST_LINES:]
-
-    @property
-    def cause(self) -> str:
-        """The last line that names an exception, else the last line."""
-        lines = self.last_lines or ["no output"]
-        return next((line for line in reversed(lines) if _EXCEPTION.search(line)), lines[-1])
-
-
-@dataclass
-class Bench:
-    """The ranks and the folder in which children run, and the time by which the current step should end."""
-
-    ranks: int
-    kind: str  # of the device on which ranks compute
-    folder: Path
-    deadline: float  # of the current step, by time.monotonic()
-    variables: dict[str, str] = field(default_factory=dict)
-    work_folder: Path | None = None  # in which children run, in place of `folder`
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.kind == "cpu"
-
-    def verb(self, *arguments: str, **variables: str) -> ChildResult:
-        """Runs `paddle-dp WORDS…`. Raises EndedError on a signal, TimeoutError if no time is left."""
-        return self.child("paddle_dp", *arguments, **variables)
-
-    def child(self, module: str, *arguments: str, **variables: str) -> ChildResult:
-        """Runs `python -m module WORDS…` in the folder. Raises as `verb`."""
-        left = self.deadline - time.monotonic()
-        if left < LEAST_SECONDS:
-            raise TimeoutError("not run: the time of this step is up. Give more with --minutes.")
-        limit, began = min(left, CHILD_SECONDS), time.monotonic()
-        out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
-        with out.open("w") as stdout, err.open("w") as stderr:
-            child = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], cwd=self.work_folder or self.folder,
-                env={**self.variables, **variables}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                **child_options(),
-            )  # fmt: skip
-            late = False
-            try:
-                child.wait(limit)
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                end(child)
-        texts = [file.read_text("utf-8", "replace") for file in (out, err)]
-        seconds = time.monotonic() - began
-        return ChildResult(
-            child.returncode, texts[0], texts[1], seconds, late, late and limit < CHILD_SECONDS
-        )
-
-
-def end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a child and its descendants, if they still run: first in order, then by SIGKILL."""
-    if child.poll() is not None:
-        return
-    family = descendants(child.pid)
-    try:
-        child.terminate()
-        child.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:  # also after a second Ctrl-C
-        kill_all(lambda: [pid for pid in {*family, *descendants(child.pid), child.pid} if alive(pid)])
-        child.wait()
 
 
 Step = Callable[[Bench], Iterator[ProofRow]]
@@ -153,43 +53,23 @@ def prove(
     check_ranks(ranks)
     kind = here.kind if len(here.devices) >= ranks else "cpu"
     with (
-        handled_signals((signal.SIGINT,), _raise_ended),
+        handled_signals((signal.SIGINT,), raise_ended),
         scratch_folder("paddle-dp-prove-") as scratch,
     ):
         bench = Bench(ranks, kind, scratch, 0.0, variables_for(here.kind, kind, scratch))
-        output = ProofFile(file, Scrubber.here(scratch, Path(__file__).resolve().parents[2]), ranks, minutes)
+        output = ProofFile(file, Scrubber.here(scratch, ROOT), ranks, minutes)
         try:
             for row in run_steps(steps, bench, 60 * minutes):
                 _show(output.add(row), as_json)
         except EndedError as error:
-            ended = signal.Signals(error.exit_status - 128).name
+            ended, rows = signal.Signals(error.exit_status - 128).name, plural(len(output.rows), "row")
             output.write(ended)
-            print(
-                f"Ended by {ended}: {file} has the {plural(len(output.rows), 'row')} so far.", file=sys.stderr
-            )
+            print(f"Ended by {ended}: {file} has the {rows} so far.", file=sys.stderr)
             raise
         output.write("done")
-    print(
-        json.dumps(output.content("done"), indent=1, ensure_ascii=False)
-        if as_json
-        else summary(output.rows, file)
-    )
+    content = json.dumps(output.content("done"), indent=1, ensure_ascii=False)
+    print(content if as_json else summary(output.rows, file))
     return int(any(row.state == "mend" for row in output.rows))
-
-
-def variables_for(installed_kind: str, kind: str, scratch: Path) -> dict[str, str]:
-    """Returns the environment of children: this one's, with temporary files in `scratch`.
-
-    With more ranks than devices all of them compute on the CPU, so the devices are hidden.
-    """
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    variables = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": path, "GLOG_minloglevel": "2"}
-    if kind == "cpu" and installed_kind != "cpu":
-        variables[visible_in(installed_kind)] = ""
-    if kind == "cpu" and (fast := mkl_type()):
-        variables.setdefault("MKL_DEBUG_CPU_TYPE", fast)
-    return variables
 
 
 def run_steps(steps: dict[str, Step], bench: Bench, seconds: float) -> Iterator[ProofRow]:
@@ -229,8 +109,7 @@ def failed_row(step: str, name: str, result: ChildResult) -> ProofRow:
 def _show(row: ProofRow, as_json: bool) -> None:
     if not as_json:
         text = row.sentence if row.name == row.step else f"{row.name}: {row.sentence}"
-        width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-        print("\n".join(DoctorCheck(row.step, text, row.state).lines(width)), flush=True)
+        DoctorCheck(row.step, text, row.state).show()
 
 
 def summary(rows: Sequence[ProofRow], file: Path) -> str:
@@ -239,7 +118,3 @@ def summary(rows: Sequence[ProofRow], file: Path) -> str:
     wrong = [row.name for row in rows if row.state == "mend"]
     agree = f"{sum(compared)} of {plural(len(compared), 'comparison')} agree"
     return f"{agree}{'; to mend: ' if wrong else ''}{', '.join(wrong)}. The results are in {file}."
-
-
-def _raise_ended(number: int, frame: Any) -> None:
-    raise EndedError(number)

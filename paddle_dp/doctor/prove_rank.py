@@ -26,6 +26,7 @@ from paddle_dp.doctor.machine import driver
 from paddle_dp.doctor.rank import exchange
 from paddle_dp.launch.machine import cores
 from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.device import synchronize
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.train import Callback, Moment
 from paddle_dp.units import Every
@@ -90,17 +91,13 @@ def cards() -> list[dict[str, Any]]:
 
     device = paddle.device.get_device().partition(":")[0]
     if device == "gpu":
-        properties = [
-            paddle.device.cuda.get_device_properties(index)
-            for index in range(paddle.device.cuda.device_count())
-        ]
+        cuda = paddle.device.cuda
+        properties = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
         return [{"model": each.name, "memory": int(each.total_memory)} for each in properties]
     if device == "xpu":
         return [{"model": "xpu"}] * paddle.device.xpu.device_count()
-    plugin = [
-        name for name in paddle.device.get_available_custom_device() if name.partition(":")[0] == device
-    ]
-    return [{"model": device}] * len(plugin)
+    names = paddle.device.get_available_custom_device()
+    return [{"model": device} for name in names if name.partition(":")[0] == device]
 
 
 def versions() -> dict[str, str]:
@@ -114,11 +111,8 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(), "numpy": numpy.__version__, "paddle_dp": __version__,
         "linux": (re.match(r"\d+\.\d+", platform.release()) or [""])[0],
     }  # fmt: skip
-    return {
-        name: _version(str(version))
-        for name, version in known.items()
-        if str(version) not in ("", "False", "0")
-    }
+    texts = {name: str(version) for name, version in known.items()}
+    return {name: _version(text) for name, text in texts.items() if text not in ("", "False", "0")}
 
 
 def _version(text: str) -> str:
@@ -166,13 +160,6 @@ def _round(loops: dict[str, Callable[[int], None]], number: int) -> dict[str, fl
     return seconds
 
 
-def _wait() -> None:
-    import paddle
-
-    if paddle.device.get_device() != "cpu":
-        paddle.device.synchronize()
-
-
 def _trainer(recipe: Recipe) -> Callable[[int], None]:
     """Returns a function that trains the recipe for some more steps, as `paddle-dp train` does, without callbacks."""
     from paddle_dp.assembly.build import build
@@ -183,7 +170,7 @@ def _trainer(recipe: Recipe) -> Callable[[int], None]:
     def run(steps: int) -> None:
         trainer.total_steps = trainer.progress.step + steps
         trainer.drive()
-        _wait()
+        synchronize(trainer.mesh.device)
 
     return run
 
@@ -217,7 +204,7 @@ def _bare(recipe: Recipe) -> Callable[[int], None]:
             optimizer.step()
             optimizer.clear_grad()
             schedule.step()
-        _wait()
+        synchronize(paddle.device.get_device())
 
     return run
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.doctor.bench import Bench, ChildResult
 from paddle_dp.doctor.proof_file import ProofRow
-from paddle_dp.doctor.prove import Bench, ChildResult, Step, failed_row
+from paddle_dp.doctor.prove import Step, failed_row
 from paddle_dp.launch.machine import spoken
 from paddle_dp.text import amount, duration, plural
 
@@ -46,10 +47,8 @@ def machine(bench: Bench) -> Iterator[ProofRow]:
     cards = sorted({card["model"] for card in report["cards"]})
     computes = f"{plural(bench.ranks, 'rank')} on {spoken(bench.kind)}{'s' * (bench.ranks > 1)}"
     warning = ": this proves nothing about GPUs" if bench.is_cpu else f" ({', '.join(cards)})"
-    versions = report["versions"]
-    libraries = [
-        f"{name} {versions[name]}" for name in ("paddle", "cuda", "nccl", "driver") if name in versions
-    ]
+    versions, names = report["versions"], ("paddle", "cuda", "nccl", "driver")
+    libraries = [f"{name} {versions[name]}" for name in names if name in versions]
     yield ProofRow(
         step="machine", name="machine", sentence=f"{computes}{warning}; {', '.join(libraries)}",
         state="look" if bench.is_cpu else "ok", seconds=result.seconds, values=report,
@@ -61,9 +60,7 @@ def exchange(bench: Bench) -> Iterator[ProofRow]:
     if bench.ranks == 1:
         yield ProofRow(step="exchange", name="exchange", sentence=NO_OTHER)
         return
-    arguments = ("launch", "--ranks", str(bench.ranks), "--out", "launch", "-m", MEASUREMENTS, "exchange")
-    file = bench.folder / "exchange.json"
-    result = bench.verb(*arguments, str(file))
+    result = bench.launch("launch", MEASUREMENTS, "exchange", str(bench.folder / "exchange.json"))
     if result.status:
         yield failed_row("exchange", "exchange", result)
         return
@@ -105,10 +102,8 @@ def layouts_for(ranks: int) -> list[Layout]:
         ({"sharding": 2, "tensor": 2}, ["sharding_stage=2", "sequence_parallel=true"]),
     ]
     rows = [*(split if degree > 1 else []), ({}, ["recompute=full"]), *(mixed if degree > 2 else [])]
-    sizes = sizes_for(degree)
-    return [
-        (name, [*settings, *sizes]) for name, settings in [*unsplit, *(_layout(ranks, *row) for row in rows)]
-    ]
+    layouts = [*unsplit, *(_layout(ranks, *row) for row in rows)]
+    return [(name, [*settings, *sizes_for(degree)]) for name, settings in layouts]
 
 
 def _layout(ranks: int, degrees: dict[str, int], settings: Sequence[str]) -> Layout:
@@ -162,9 +157,7 @@ def verified_row(step: str, name: str, settings: Sequence[str], result: ChildRes
         row = failed_row(step, name, result)
         if row.state == "look" or result.status != REFUSED:
             return replace(row, agrees=None if row.state == "look" else False)
-        return ProofRow(
-            step=step, name=name, sentence=f"refused: {result.cause}", state="look", values=row.values
-        )
+        return replace(row, sentence=f"refused: {result.cause}", state="look", seconds=0.0)
     verdict = json.loads(result.stdout)
     comparisons = [verdict[key] for key in ("float64", "own") if verdict[key] is not None]
     numbers = [row["r"] for comparison in comparisons for row in comparison["rows"].values()]
@@ -259,11 +252,7 @@ def memory(bench: Bench) -> Iterator[ProofRow]:
 
 def resume(bench: Bench) -> Iterator[ProofRow]:
     """Yields the row of a training whose last rank is killed after a checkpoint, and that is then resumed."""
-    results = [
-        _train(bench, "whole"),
-        _train(bench, "killed", kill=True),
-        _train(bench, "killed", "--resume"),
-    ]
+    results = _train(bench, "whole"), _train(bench, "killed", kill=True), _train(bench, "killed", "--resume")
     seconds = sum(result.seconds for result in results)
     for result, is_killed in zip(results, (False, True, False), strict=True):
         if is_killed and not result.status:
@@ -274,12 +263,9 @@ def resume(bench: Bench) -> Iterator[ProofRow]:
             yield failed_row("resume", "resume", result)
             return
     uninterrupted, resumed = (_certificate(bench, name) for name in ("whole", "killed"))
-    values = {
-        "from": resumed["from"],
-        "uninterrupted": last_digests(uninterrupted),
-        "resumed": last_digests(resumed),
-    }
-    same = values["uninterrupted"] == values["resumed"] and resumed["from"] > 0
+    before, after = last_digests(uninterrupted), last_digests(resumed)
+    values = {"from": resumed["from"], "uninterrupted": before, "resumed": after}
+    same = before == after and resumed["from"] > 0
     row = ProofRow(
         step="resume", name="resume", agrees=same, state="ok" if same else "mend", seconds=seconds, values=values,
         sentence=f"killed after step {KILL_AT}, resumed from step {resumed['from']}: "
@@ -291,17 +277,11 @@ def resume(bench: Bench) -> Iterator[ProofRow]:
 def _controlled(bench: Bench, row: ProofRow) -> ProofRow:
     """Returns the row, or, if two uninterrupted trainings differ, too, one that says that nothing is proven."""
     shutil.move(bench.folder / "whole", bench.folder / "first")
-    if (
-        _train(bench, "whole").status
-        or last_digests(_certificate(bench, "whole")) == row.values["uninterrupted"]
-    ):
+    again = _train(bench, "whole")
+    if again.status or last_digests(_certificate(bench, "whole")) == row.values["uninterrupted"]:
         return row
-    sentence = (
-        "other bits, but two uninterrupted trainings differ, too: kernels of this device change their order"
-    )
-    return ProofRow(
-        step="resume", name="resume", sentence=sentence, state="look", seconds=row.seconds, values=row.values
-    )
+    reason = "two uninterrupted trainings differ, too: kernels of this device change their order"
+    return replace(row, agrees=None, sentence=f"other bits, but {reason}", state="look")
 
 
 def _train(bench: Bench, name: str, *arguments: str, kill: bool = False) -> ChildResult:

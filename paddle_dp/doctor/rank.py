@@ -17,6 +17,7 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def main() -> None:
         first = first_sum(report.parent) if here.local_rank == 0 else None
         report_fields = exchange(device, first)
     except Exception as error:
-        Failure.from_error(error, here.rank).write(report.parent)
+        Failure.recorded(error, here.rank, report.parent)
         raise
     if here.local_rank == 0:
         report.write_text(json.dumps(report_fields))
@@ -82,24 +83,15 @@ def exchange(device: str, first: Path | None = None, megabytes: Sequence[int] = 
     for _ in range(LOOKS):
         mesh.sum([0.0])  # all leave it within a millisecond or so
         clocks.append(time.time())
-    reports = mesh.gather(
-        {"host": socket.gethostname(), "right": bool((got == expected).all()), "clocks": clocks}
-    )
+    right = bool((got == expected).all())
+    reports = mesh.gather({"host": socket.gethostname(), "right": right, "clocks": clocks})
+    differences = (map(sub, rank["clocks"], reports[0]["clocks"]) for rank in reports)
     return {
-        "ranks": mesh.ranks,
-        "device": mesh.device,
-        "library": library(mesh.device),
-        "seconds": seconds,
-        "seconds_by_megabytes": sizes,
-        "hosts": [rank["host"] for rank in reports],
+        "ranks": mesh.ranks, "device": mesh.device, "library": library(mesh.device), "seconds": seconds,
+        "seconds_by_megabytes": sizes, "hosts": [rank["host"] for rank in reports],
         "wrong": [number for number, rank in enumerate(reports) if not rank["right"]],
-        "skews": [
-            statistics.median(
-                local - first for local, first in zip(rank["clocks"], reports[0]["clocks"], strict=True)
-            )
-            for rank in reports
-        ],
-    }
+        "skews": [*map(statistics.median, differences)],
+    }  # fmt: skip
 
 
 def _seconds_of_sum(mesh: Mesh, tensor: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from textwrap import wrap
 
@@ -155,11 +155,7 @@ class PlanScreen:
             mark = "" if chosen.rank else ", not foretold: at least"
             cells = [str(ranking.ranks), duration(chosen.seconds), bar_text(chosen), f"{efficiency:.0%}"]
             rows.append([*cells, *costs[: len(names)], f"  {chosen.choice}{mark}"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            yield (
-                "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) + row[-1]
-            )
+        yield from aligned(rows)
         if first is not None:
             yield ""
             yield (
@@ -179,6 +175,13 @@ class PlanScreen:
             f"= cannot be told apart: within {100 * (TIE - 1):.0f} %, more than 2 of 10 pairs of published runs were "
             "the other way round."
         )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the lines of a table: all cells but a row's last are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *cells, last in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False)) + last
 
 
 def _row(row: PlannedLayout, is_chosen: bool, is_tied: bool) -> str:

@@ -14,7 +14,7 @@ import pytest
 from paddle_dp.cli import main
 from paddle_dp.doctor import layout_trial
 from paddle_dp.doctor.layout_trial import Trial, TriedLayout, refuse, trial, trial_fields, trial_lines
-from paddle_dp.doctor.trial_rank import FIRST, STEPS, WINDOW, WINDOWS
+from paddle_dp.doctor.probe_rank import FIRST, TRIAL_STEPS, WINDOW, WINDOWS
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.machine import Machine
 from paddle_dp.mesh.degrees import Degrees
@@ -123,8 +123,8 @@ def test_rounds_go_through_the_first_layouts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Machine, "here", lambda: Machine(kind="cpu", devices=(), cores=2))
     order: list[str] = []
 
-    def measured(bench: Any, file: Path, settings: Any, row: PlannedLayout, number: int) -> list[float]:
-        assert "callbacks=[]" in settings and f"train.length={STEPS} steps" in settings
+    def measured(bench: Any, file: Path, settings: Any, row: PlannedLayout) -> list[float]:
+        assert "callbacks=[]" in settings and f"train.length={TRIAL_STEPS} steps" in settings
         assert "train.device=cpu" in settings and settings[0] == "train.batch=8"
         order.append(str(row.choice))
         return [float(len(order))] * WINDOWS
@@ -153,4 +153,4 @@ def test_layouts_are_tried_here_and_nothing_is_left(tmp_path: Path, monkeypatch:
 
 
 def test_windows_begin_after_the_first_steps() -> None:
-    assert STEPS == FIRST + WINDOW * WINDOWS + 1
+    assert TRIAL_STEPS == FIRST + WINDOW * WINDOWS + 1

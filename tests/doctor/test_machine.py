@@ -38,12 +38,8 @@ def test_the_device_and_its_driver(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "state"), [("3.3.1", "ok"), ("3.0.0-rc0", "ok"), ("2.6.2", "mend"), ("0.0.0", "mend")]
 )
-def test_a_paddle_that_is_too_old(
-    version: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "version").mkdir()
-    (tmp_path / "version/__init__.py").write_text(f"full_version  = '{version}'\nmajor = 3\n")
-    monkeypatch.setattr(machine, "paddle_folder", lambda: tmp_path)
+def test_a_paddle_that_is_too_old(version: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "version_field", lambda name: version if name == "full_version" else "")
     found = machine.paddle()
     assert (found.state, f"Paddle {version} for " in found.found) == (state, True)
 

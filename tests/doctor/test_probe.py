@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.doctor.probe import SIZES, bench_for, check_machine, measured_rates, measured_scaling
-from paddle_dp.doctor.prove import Bench, ChildResult
+from paddle_dp.doctor.bench import Bench, ChildResult, bench_for
+from paddle_dp.doctor.probe import SIZES, check_machine, measured_rates, measured_scaling
 from paddle_dp.doctor.prove_rank import processor
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.machine import Machine, cores
@@ -60,11 +60,11 @@ def test_a_job_that_fails_says_why(
 def test_runs_have_whole_micro_batches_and_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[str] = []
 
-    def noted(bench: Bench, ranks: int, task: str, *arguments: str) -> dict[str, Any]:
+    def noted(bench: Bench, subject: str, task: str, *arguments: str, advice: str) -> dict[str, Any]:
         requests.append(arguments[1])
         return {"steps": []}
 
-    monkeypatch.setattr("paddle_dp.doctor.probe.rank_report", noted)
+    monkeypatch.setattr(Bench, "measured", noted)
 
     def runs_of(ranks: int, batch: int, micro_batches: int) -> list[tuple[int, int]]:
         measured_scaling(Bench(ranks, "cpu", Path(), 0.0), RECIPE, (), batch, micro_batches)

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from paddle_dp.doctor import prove_steps
+from paddle_dp.doctor.bench import Bench, ChildResult, end
 from paddle_dp.doctor.proof_file import MAX_CHARS, ProofFile, ProofRow, Scrubber
-from paddle_dp.doctor.prove import Bench, ChildResult, Step, end, failed_row, prove, run_steps, summary
+from paddle_dp.doctor.prove import Step, failed_row, prove, run_steps, summary
 from paddle_dp.doctor.prove_steps import STEPS, layouts_for, verified_row
 from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.launch.processes import alive
@@ -185,7 +186,7 @@ def test_a_child_that_crashes_or_stands_still_is_a_row_and_leaves_no_process(tmp
 
 @pytest.mark.processes
 def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paddle_dp.doctor.prove.PATIENCE", 0.2)
+    monkeypatch.setattr("paddle_dp.doctor.bench.PATIENCE", 0.2)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(100)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline()

@@ -28,9 +28,9 @@ import paddle.nn.functional as F
 from paddle_dp import gloo
 from paddle_dp.axes.sharding.pulled_params import Pull
 from paddle_dp.core.data_group import PaddleGroup
-from paddle_dp.doctor.probe_rank import wait
 from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh.device import synchronize
 from paddle_dp.mesh.messages import Push
 from tools.benchmark import slow_device
 
@@ -126,7 +126,7 @@ class Meter:
         began = time.perf_counter()
         for _ in range(count):
             F.linear(self._x, self._weight)
-        wait(self.mesh.device)
+        synchronize(self.mesh.device)
         return time.perf_counter() - began
 
     def exchange(self, exchange: Callable[[Any], None], size: int, count: int) -> tuple[float, float]:
@@ -136,7 +136,7 @@ class Meter:
             pause = self.products(count)
             began = time.perf_counter()
             exchange(numbers)
-            wait(self.mesh.device)
+            synchronize(self.mesh.device)
             times.append((pause, time.perf_counter() - began))
         pauses, seconds = (statistics.median(each) for each in zip(*times, strict=True))
         return statistics.mean(self.mesh.gather(pauses)), statistics.mean(self.mesh.gather(seconds))
