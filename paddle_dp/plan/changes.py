@@ -57,23 +57,9 @@ class TuningAdvice:
 def changes(rank_times: Sequence[RankTimes], facts: Facts) -> list[TuningAdvice]:
     """Changes that gain at least 8 % of a step: settings before hardware, then the largest gain first."""
     step = _step(rank_times)
-    proposals = [
-        change
-        for rule in (
-            _workers,
-            _callbacks,
-            _recompute,
-            _bubble,
-            _larger_batch,
-            _fewer_ranks,
-            _rank_per_core,
-            _slow_rank,
-            _more_ranks,
-        )
-        for change in rule(rank_times, facts)
-        if change.seconds < (1 - MATTERS) * step
-    ]
-    return sorted(proposals, key=lambda change: (not change.setting, change.seconds))
+    proposals = [change for rule in RULES for change in rule(rank_times, facts)]
+    worthwhile = [change for change in proposals if change.seconds < (1 - MATTERS) * step]
+    return sorted(worthwhile, key=lambda change: (not change.setting, change.seconds))
 
 
 def workers_that_would_do(rank_times: Sequence[RankTimes], facts: Facts) -> tuple[int, float]:
@@ -122,11 +108,8 @@ def _workers(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAd
 
 
 def _callbacks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    costs = {
-        name: max(times.works.get(name, 0.0) for times in rank_times)
-        for times in rank_times
-        for name in times.works
-    }
+    names = dict.fromkeys(name for times in rank_times for name in times.works)
+    costs = {name: max(times.works.get(name, 0.0) for times in rank_times) for name in names}
     if not costs:
         return
     name = max(costs, key=lambda each: costs[each])
@@ -229,21 +212,26 @@ def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tunin
     """Twice the ranks halve the computing of each; the wire carries 2 (n - 1) / n of the gradients."""
     count = len(rank_times)
     computing = [times.forward + times.backward for times in rank_times]
-    is_cut = (
-        facts.degrees.get("pipeline", 1) > 1 or facts.servers
-    )  # more workers need more of the servers' links
+    # More workers need more of the servers' links.
+    is_cut = facts.degrees.get("pipeline", 1) > 1 or facts.servers
     if is_cut or min(computing) < 0.6 * _step(rank_times) or facts.batch < 2 * count:
         return
     data = facts.degrees.get("data", 1)
     more = 1.0 if data == 1 else ((2 * data - 1) / (2 * data)) / ((data - 1) / data)
     wire = max(times.exchange for times in rank_times) * (more - 1)
     other = " strategy.use=data_parallel" if facts.one_process else ""
+
+    def halved(times: RankTimes) -> float:
+        return times.work - (times.forward + times.backward + times.data) / 2
+
     yield TuningAdvice(
         what=f"--ranks {2 * count}{other}, on further devices or machines",
         why="a step is forward and backward" + ("; the exchange comes on top" if count == 1 else ""),
-        seconds=_step(
-            rank_times, lambda times: times.work - (times.forward + times.backward + times.data) / 2
-        )
-        + wire,
+        seconds=_step(rank_times, halved) + wire,
         setting=False,
     )
+
+
+RULES = (
+    _workers, _callbacks, _recompute, _bubble, _larger_batch, _fewer_ranks, _rank_per_core, _slow_rank, _more_ranks,
+)  # fmt: skip

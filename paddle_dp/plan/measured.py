@@ -46,10 +46,8 @@ class Measured:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Measured:
         """Reads the fields of a line of metrics.jsonl."""
-        rank_times = [RankTimes.from_json(row) for row in fields["ranks"]]
-        return cls(
-            first=fields["first"], last=fields["last"], rank_times=rank_times, facts=Facts(**fields["facts"])
-        )
+        rank_times, facts = [RankTimes.from_json(row) for row in fields["ranks"]], Facts(**fields["facts"])
+        return cls(first=fields["first"], last=fields["last"], rank_times=rank_times, facts=facts)
 
     def report(self) -> list[str]:
         """The report on the measured steps."""
@@ -97,20 +95,13 @@ class Measured:
 
 
 def _table(rank_times: Sequence[RankTimes]) -> Iterator[str]:
-    yield "rank" + "".join(name.rjust(width) for name, width in zip(_COLUMNS, _WIDTHS, strict=True))
-    shown = sorted(
-        sorted(rank_times, key=lambda times: -times.work)[:MAX_RANKS_SHOWN], key=lambda times: times.rank
-    )
-    for times in shown:
-        cells = [times.data, times.forward, times.backward, times.exchange, times.hidden]
-        texts = [
-            *map(_number, cells),
-            _waits(times),
-            *map(_number, (times.update, times.callbacks, times.other)),
-        ]
-        yield f"{times.rank:4}" + "".join(
-            text.rjust(width) for text, width in zip(texts, _WIDTHS, strict=True)
-        )
+    yield "rank" + "".join(map(str.rjust, _COLUMNS, _WIDTHS))
+    shown = sorted(rank_times, key=lambda times: -times.work)[:MAX_RANKS_SHOWN]
+    for times in sorted(shown, key=lambda times: times.rank):
+        before = [times.data, times.forward, times.backward, times.exchange, times.hidden]
+        after = [times.update, times.callbacks, times.other]
+        texts = [*map(_number, before), _waits(times), *map(_number, after)]
+        yield f"{times.rank:4}" + "".join(map(str.rjust, texts, _WIDTHS))
     if len(rank_times) > len(shown):
         yield f"({len(rank_times) - len(shown)} ranks with less work are not shown)"
 
@@ -126,9 +117,8 @@ def _sentence(rank_times: Sequence[RankTimes]) -> str:
     step, straggler = max(times.step for times in rank_times), slowest(rank_times)
     if straggler is None or straggler[1] < 0.02 * step:
         late = max(rank_times, key=lambda times: times.work)
-        component = max(
-            ("data", "forward", "backward", "exchange", "update", "callbacks"), key=lambda p: getattr(late, p)
-        )
+        components = ("data", "forward", "backward", "exchange", "update", "callbacks")
+        component = max(components, key=lambda name: getattr(late, name))
         even = "No rank waits for another; most" if len(rank_times) > 1 else "Most"
         return f"{even} of the step is {component}: {getattr(late, component) / step:.0%}.{_called(late, component)}"
     late, lost, component = straggler

@@ -107,9 +107,8 @@ def attribute(tapes: Tapes) -> list[RankTimes]:
             _split(waits, waited)
     waited.blame(rank_times)
     for times, row in zip(rank_times, tapes, strict=True):
-        times.hidden += _hidden_seconds(
-            row["tape"]["transfers"], [(w[3], w[4]) for w in row["tape"]["waits"]]
-        )
+        spans = [(wait[3], wait[4]) for wait in row["tape"]["waits"]]
+        times.hidden += _hidden_seconds(row["tape"]["transfers"], spans)
         _per_step(times, row["steps"])
         inside = sum(times.wire.get(phase, 0.0) for phase in ("backward", "exchange"))
         times.hidden = max(times.hidden, row["alone"] - inside, 0.0) if row["alone"] else times.hidden
@@ -225,9 +224,8 @@ class _Waited:
             yield stop - start, _WIRE
             return
         late_pieces, now = self.pieces_by_rank[piece.late], start
-        for other in late_pieces[
-            max(0, bisect_left(late_pieces, start, key=lambda late_piece: late_piece.start) - 1) :
-        ]:
+        begun = bisect_left(late_pieces, start, key=lambda late_piece: late_piece.start)
+        for other in late_pieces[max(0, begun - 1) :]:
             if other.start >= stop:
                 break
             began, ended = max(other.start, now), min(other.stop, stop)
@@ -281,8 +279,7 @@ def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequen
 
 def _per_step(times: RankTimes, steps: int) -> None:
     for name in (*_ADDED_UP, "waits_for", "wire", "works"):
-        value = getattr(times, name)
-        is_table = isinstance(value, dict)
-        setattr(
-            times, name, {key: part / steps for key, part in value.items()} if is_table else value / steps
-        )
+        total = getattr(times, name)
+        is_table = isinstance(total, dict)
+        mean = {key: part / steps for key, part in total.items()} if is_table else total / steps
+        setattr(times, name, mean)

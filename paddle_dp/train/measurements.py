@@ -22,6 +22,7 @@ from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.data import Sampler
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import AXES
+from paddle_dp.mesh.device import synchronize
 from paddle_dp.mesh.heartbeat import Tape, heartbeat
 from paddle_dp.mesh.transport import traffic
 from paddle_dp.plan.changes import Facts
@@ -130,11 +131,8 @@ class Stragglers:
             return []  # start-up and the first steps, or the training went back
         row = len(PHASES) + 1
         rows = [numbers[row * rank : row * (rank + 1)] for rank in range(self.mesh.ranks)]
-        paces = [
-            self._pace(rank, peers, rows, step - before)
-            for rank in range(self.mesh.ranks)
-            if (peers := self._peers(rank))
-        ]
+        all_peers = {rank: self._peers(rank) for rank in range(self.mesh.ranks)}
+        paces = [self._pace(rank, peers, rows, step - before) for rank, peers in all_peers.items() if peers]
         self.slowest = max(paces, key=lambda pace: pace.times, default=None)
         return [sentence for pace in paces for sentence in self._judge(pace, before, step)]
 
@@ -282,9 +280,8 @@ class Measurements(StepHook):
         sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.exchange.counts_bytes else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
-        return Measured(
-            first=first, last=step, rank_times=components, facts=self._facts(sent), watched=self.watched
-        )
+        facts = self._facts(sent)
+        return Measured(first=first, last=step, rank_times=components, facts=facts, watched=self.watched)
 
     def _new_tape(self) -> Tape:
         return Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
@@ -299,8 +296,7 @@ class Measurements(StepHook):
             self.mesh.gather(0)
             began = time.monotonic()
             self.mesh.sum_tensor(buffer)
-            if self.mesh.device != "cpu":
-                paddle.device.synchronize()
+            synchronize(self.mesh.device)
             took.append(time.monotonic() - began)
         return min(took) * max(size / PIECE, 1.0)
 
@@ -314,29 +310,20 @@ class Measurements(StepHook):
                 compute_without_exchange(self.learner, batch)
             finally:
                 heartbeat.end_tape()
-            took.append(
-                sum(seconds for (phase, _), seconds in tape.active_seconds.items() if phase == "backward")
-            )
+            active = tape.active_seconds.items()
+            took.append(sum(seconds for (phase, _), seconds in active if phase == "backward"))
         return min(took) / len(batch.micro_batches)
 
     def _facts(self, sent: float) -> Facts:
         sampler, axes, recipe = self.loader.sampler, self.mesh.axes, self.run.recipe
         return Facts(
-            batch=sampler.batch,
-            micro_batches=sampler.micro_batches,
-            num_workers=self.loader.num_workers,
-            cores=_cores(),
-            local_ranks=self._local_ranks,
-            degrees={axis: axes[axis] for axis in AXES if axes[axis] > 1},
-            recompute=str(self.run.layout.recompute),
-            device=self.mesh.device,
-            free=_free_memory(self.mesh.device, self._local_ranks),
+            batch=sampler.batch, micro_batches=sampler.micro_batches, num_workers=self.loader.num_workers,
+            cores=_cores(), local_ranks=self._local_ranks, load=_load(), servers=axes.servers, sent=sent,
+            degrees={axis: axes[axis] for axis in AXES if axes[axis] > 1}, recompute=str(self.run.layout.recompute),
+            device=self.mesh.device, free=_free_memory(self.mesh.device, self._local_ranks),
             peak=peak_memory(self.mesh.device),
-            sent=sent,
-            servers=axes.servers,
-            load=_load(),
             one_process=recipe is not None and recipe.strategy.config.single_process,
-        )
+        )  # fmt: skip
 
 
 def _cores() -> int:

@@ -85,9 +85,8 @@ def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) ->
         return None
     if unsteady:
         names = [name for rank in unsteady for name in _differing(first[rank], second[rank])]
-        return ProcessorFault(
-            tuple(unsteady), tuple(dict.fromkeys(names)), is_certain=True, is_repeated=False
-        )
+        parameters = tuple(dict.fromkeys(names))
+        return ProcessorFault(tuple(unsteady), parameters, is_certain=True, is_repeated=False)
     wrong: set[int] = set()
     names = []
     is_certain = True
@@ -102,9 +101,8 @@ def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) ->
         reference = next(first[rank] for rank in group if bits[rank] == usual)
         names += [name for rank in deviating for name in _differing(reference, first[rank])]
         wrong |= set(deviating if is_majority else group)
-    return ProcessorFault(
-        tuple(sorted(wrong)), tuple(dict.fromkeys(names)), is_certain=is_certain, is_repeated=True
-    )
+    parameters = tuple(dict.fromkeys(names))
+    return ProcessorFault(tuple(sorted(wrong)), parameters, is_certain=is_certain, is_repeated=True)
 
 
 def _differing(reference: Digests, other: Digests) -> list[str]:
