@@ -18,18 +18,9 @@ from typing import Any
 
 from paddle_dp.checkpoint import disk, json_codec
 from paddle_dp.data.fingerprint import common
-from paddle_dp.identity.facts import (
-    MODULE_PREFIX,
-    Facts,
-    RunSignature,
-    are_same,
-    callback_facts,
-    module_code,
-    packages,
-    recipe_code,
-    recipe_facts,
-)
+from paddle_dp.identity.facts import Facts, RunSignature, are_same, callback_facts, packages, recipe_facts
 from paddle_dp.identity.same_run import data_changes, is_path
+from paddle_dp.identity.source_code import MODULE_PREFIX, module_code, recipe_code
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import plural

@@ -21,16 +21,9 @@ from paddle_dp.data.collate import NEIGHBOUR_DEPENDENCE
 from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.facts import (
-    MODULE_PREFIX,
-    Facts,
-    TrainingSettings,
-    are_same,
-    packages,
-    setup_facts,
-    shown,
-    task_facts,
-)  # fmt: skip
+from paddle_dp.identity.facts import Facts, TrainingSettings, are_same, packages, setup_facts, shown
+from paddle_dp.identity.source_code import MODULE_PREFIX
+from paddle_dp.identity.task_facts import task_facts
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh

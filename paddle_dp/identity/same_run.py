@@ -22,22 +22,20 @@ from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.identity.facts import (
     MAY_DIFFER,
-    MODULE_PREFIX,
     RunSignature,
     TrainingSettings,
     are_same,
     callback_facts,
     flat,
     packages,
-    schedule_of,
     script_arguments,
     setup_facts,
     shown,
-    task_facts,
     threads,
-    unsaved_tensors,
 )  # fmt: skip
 from paddle_dp.identity.function_copy import copied_function
+from paddle_dp.identity.source_code import MODULE_PREFIX
+from paddle_dp.identity.task_facts import schedule_of, task_facts, unsaved_tensors
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh

@@ -30,7 +30,7 @@ from paddle_dp.datasets._interleaved import (
 from paddle_dp.datasets._windows import Windows
 from paddle_dp.datasets.mixture import Config
 from paddle_dp.errors import DataError, RecipeError, UsageError
-from paddle_dp.identity.facts import recipe_code
+from paddle_dp.identity.source_code import recipe_code
 from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
 from paddle_dp.part import read_part
 from paddle_dp.recipe import LoaderSettings, read_recipe

@@ -18,6 +18,7 @@ from paddle import nn
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, facts
+from paddle_dp.identity.task_facts import task_facts
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.recipe import read_recipe
@@ -111,7 +112,7 @@ def told_of(**how: Any) -> Any:
     model[0].bias.need_clip = how.get("clipped", True)
     schedule = paddle.optimizer.lr.PiecewiseDecay(how.get("boundaries", [2, 5]), [0.1, 0.1, 0.1])
     optimizer = paddle.optimizer.SGD(schedule, parameters=model.parameters())
-    return facts.task_facts(Task(model=model, loss=loss, optimizer=optimizer))
+    return task_facts(Task(model=model, loss=loss, optimizer=optimizer))
 
 
 @pytest.mark.parametrize(

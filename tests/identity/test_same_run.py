@@ -27,8 +27,8 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.identity.facts import script_code
 from paddle_dp.identity.same_run import VERDICTS, schedule_line
+from paddle_dp.identity.source_code import script_code
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
