@@ -3,7 +3,8 @@
 Only the command line imports this package. One side after the other, then the comparison:
 
     verify         runs both sides in real processes: sides starts them, trace runs one of them inside its ranks
-    trace          watched: one run · record: its numbers · noise: the runs with noise · replay: updates once more
+    trace          samples: of both sides · watched: one run · record: its numbers · layer_state: the rest that changes
+                   noise: the runs with noise · replay: updates once more
     trace_files    the files of a side: the only thing that the comparison reads
     compare        the first step; steps: the later ones; rehearsed: two whole trainings (rehearsal)
     tolerance      the distance that counts as the same, and the fault that must show

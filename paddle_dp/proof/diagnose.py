@@ -198,7 +198,7 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
 
 
 Remembered = Mapping[str, Mapping[str, Any]]
-"""The JSON values that have changed since the beginning of a run, by step (as text) and name (proof.watched)."""
+"""The JSON values that have changed since the beginning of a run, by step (as text) and name (proof.layer_state)."""
 
 
 def memory(

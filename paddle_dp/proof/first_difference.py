@@ -172,13 +172,13 @@ class Search:
     def _candidate_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """The ranks' outputs by position in the global batch: copies once, slices summed."""
         result, filled = np.zeros(shape), np.zeros(shape[0], int)
-        dp_size: dict[int, list[np.ndarray]] = {}
+        by_dp_rank: dict[int, list[np.ndarray]] = {}
         positions: dict[int, list[int]] = {}
         for sheet in self.comparison.candidate.sheets:
             if sheet.has("output", number):
-                dp_size.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", number))
+                by_dp_rank.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", number))
                 positions[sheet.facts["dp_rank"]] = sheet.facts["places"][str(step)]
-        for dp_rank, arrays in dp_size.items():
+        for dp_rank, arrays in by_dp_rank.items():
             at = positions[dp_rank]
             if any(array.shape != (len(at), 2) for array in arrays):
                 return None
@@ -251,7 +251,7 @@ class Search:
             if number in sheet.facts["cut"]:
                 array = sheet.array("shard", number)
                 box, _ = sheet.box(number, array)
-                expected = reference[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))]
+                expected = reference[box.slices]
                 if np.linalg.norm(array - expected) > 1e-6 * np.linalg.norm(expected):
                     wrong[rank] = diagnose.factor(expected, array)
                 else:

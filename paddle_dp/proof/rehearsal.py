@@ -31,9 +31,9 @@ from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder, digest
 from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, Followed, recorded
-from paddle_dp.proof.sides import short
+from paddle_dp.proof.samples import Chosen, reads_global_batches, short, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace
-from paddle_dp.proof.watched import Chosen, make_late, take_first
+from paddle_dp.proof.watched import make_late
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Every, Length
@@ -204,7 +204,7 @@ class Rehearsal:
         watches: list[Callback] = []
 
         def callbacks(run: Any) -> list[Callback]:
-            every = loader.collate == "batch" and not scattered
+            every = reads_global_batches(self.setup, self.mesh)
             watches.append(RehearsalMonitor(read, run, every, self.setup.seed, self.is_alone))
             return watches
 

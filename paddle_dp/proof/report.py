@@ -64,13 +64,7 @@ def _distances(verdict: Verdict) -> Any:
             name = row.worst.key.name or f"step {row.worst.key.step}"
             table.add_row(comparison.dtype, row.kind, str(row.count), number(row.worst.r), name)
     worst = max(verdict.steps.steps, key=lambda step: step.r)
-    table.add_row(
-        "steps",
-        "numbers",
-        str(len(verdict.steps.steps)),
-        number(worst.r),
-        f"step {worst.number}",
-    )
+    table.add_row("steps", "numbers", str(len(verdict.steps.steps)), number(worst.r), f"step {worst.number}")
     table.add_row("steps", "weights", "all", number(verdict.steps.weights.r), "after the last step")
     return table
 

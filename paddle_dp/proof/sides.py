@@ -57,11 +57,6 @@ def failed_alone(folder: Path) -> str | None:
     return f"{notes[0].read_text()} (on {numbered('rank', ranks)} only)"
 
 
-def short(batch: int, ranks: int) -> int:
-    """The largest size below `batch` that is no multiple of `ranks`, so that some rank gets more than another."""
-    return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
-
-
 NOT_RUN = 4  # exit status of a side that stopped before its end
 REFUSED = 2  # exit status of a usage error
 

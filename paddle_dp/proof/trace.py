@@ -11,7 +11,6 @@ the end (docs/proof.md).
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import shutil
 import time
@@ -22,10 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paddle_dp.assembly.assemble import TrainerBuilder
-from paddle_dp.assembly.build import dataset, setup, task
+from paddle_dp.assembly.build import setup, task
 from paddle_dp.assembly.first_forward import user_frame
 from paddle_dp.assembly.initial import load_full
 from paddle_dp.axes.meta_init import size_of
@@ -34,7 +31,6 @@ from paddle_dp.certificate.verified import facts_of, verdict_of
 from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.data import Sampler
-from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import JobError, PaddleDPError, TracingError, UsageError, gist
 from paddle_dp.identity.consistency import data_of_main
 from paddle_dp.launch.machine import available_memory
@@ -46,12 +42,12 @@ from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.sides import failed_together, short
+from paddle_dp.proof.samples import evaluated_samples, first_samples
+from paddle_dp.proof.sides import failed_together
 from paddle_dp.proof.trace_files import Floors, Trace, Writer
-from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
+from paddle_dp.proof.watched import RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
-from paddle_dp.train.callback import Progress
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.state import progress_of, restore
 
@@ -94,43 +90,6 @@ def check_fits(
             f"{folder}, some {written} bytes for each of {model}, and {gigabytes(disk)} are free there. Set TMPDIR to "
             "a folder with more room."
         )
-
-
-def first_samples(
-    recipe: Recipe, steps: int, ranks: int, mesh: Mesh, after: Progress | None = None
-) -> Chosen:
-    """The samples of the recipe's first `steps` full global batches, over several epochs if needed (one of a stream).
-
-    The last batch is cut so that `ranks` ranks get unequal shares. `after`: only batches after this progress.
-    Collective.
-    """
-    scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
-    data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
-    data = Elsewhere.for_rank(data, mesh) if scattered else data
-    shuffle = not is_in_order(data)  # a stream keeps its order, as in training
-    sampler = Sampler.for_dataset(data, recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
-    epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)
-    full = sampler.samples // sampler.batch or 1
-    epochs = itertools.count(epoch) if shuffle else range(epoch, epoch + 1)
-    positions = ((number, k) for number in epochs for k in range(begun if number == epoch else 0, full))
-    batches = [sampler.global_batch(*position) for position in itertools.islice(positions, steps)]
-    if not batches:
-        raise UsageError(f"the stream ends after {full} global batches: nothing is left to compare.")
-    room = len(batches[-1])
-    batches[-1] = batches[-1][: short(room, ranks) if room > 1 else room]
-    return Chosen(data, np.concatenate(batches), scattered)
-
-
-def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> Chosen | None:
-    """The first held-out samples: fewer than a global batch or, where that is less than two samples for each of the
-    `ranks`, some batches. Ranks get unequal shares. None without held-out data. Collective."""
-    scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
-    data: Any = dataset(recipe, "test") if mesh.is_main or not scattered else None
-    data = Elsewhere.for_rank(data, mesh) if scattered else data
-    if data is None:
-        return None
-    samples = max(short(recipe.train.batch, ranks), 2 * ranks + 1)
-    return Chosen(data, np.arange(min(len(data), samples)), scattered)
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:

@@ -268,7 +268,7 @@ class Trace:
             raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
         result = np.zeros(shape, "float64")
         for index, box in takes:
-            result[box.inside(full_box(shape))] = arrays[index][1][box.inside(boxes[index][0])]
+            result[box.slices] = arrays[index][1][box.inside(boxes[index][0])]
         return result
 
     def cut(self, number: str) -> bool:

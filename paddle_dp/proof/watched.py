@@ -3,98 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
-import paddle
 
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.core.batch_norm import is_batch_norm
-from paddle_dp.core.consistency import digests
 from paddle_dp.errors import DataError
-from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.learner import Learner
 from paddle_dp.learner.memory import MemoryMeter
 from paddle_dp.mesh import Mesh
 from paddle_dp.proof import noise
-from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put, running_statistics
+from paddle_dp.proof.layer_state import Memory
+from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put
 from paddle_dp.proof.replay import give, meet_bound
+from paddle_dp.proof.samples import Chosen, reads_global_batches, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
 from paddle_dp.train.evaluate import evaluate
-
-# Records the state of layers and loss outside their weights: attributes, buffers, modes, hooks, module variables ------
-
-
-_DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
-
-
-class Memory:
-    """The changes in a learner's layers, and in its loss, since this object was made.
-
-    `steps`: by step, the JSON values that differ from the beginning, by "buffer body.3.queue", "`mean` of body.3".
-    """
-
-    def __init__(self, learner: Learner):
-        self._layers = learner.placed.named_layers()
-        self._loss = learner.loss.owner
-        self._statistics = running_statistics(learner)
-        self._learner = learner
-        self._settings, self._bits = self._read(), self._digests()
-        self.steps: dict[int, dict[str, Any]] = {}
-
-    def look(self, step: int) -> None:
-        """Records the changes up to the end of this step."""
-        now = self._read()
-        names = {*now, *self._settings}
-        changed = {name: now.get(name) for name in names if now.get(name) != self._settings.get(name)}
-        buffers = dict(self._learner.placed.named_buffers())
-        for name, bits in self._digests().items():
-            if bits != self._bits.get(name):
-                changed[f"buffer {name}"] = _sketch(buffers[name])
-        if changed:
-            self.steps[step] = changed
-
-    def _read(self) -> dict[str, Any]:
-        owners = [(name or "the model", layer) for name, layer in self._layers]
-        if self._loss is not None and not any(self._loss is layer for _, layer in owners):
-            owners.append(("the loss", self._loss))
-        state: dict[str, Any] = {}
-        for owner, thing in owners:
-            if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
-                continue  # exists on ranks only
-            facts = Walker(state=True).settings_of(thing)
-            if is_batch_norm(thing):
-                facts.pop("_data_format", None)  # nn.BatchNorm1D sets it in each forward, to "NCHW" for "NCL"
-            if isinstance(thing, paddle.nn.Layer):
-                facts |= hooks_of(thing) | {"training": thing.training}
-            state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
-        defined = (thing if isinstance(thing, FunctionType) else type(thing) for _, thing in owners)
-        modules = {each.__module__ for each in defined if not is_library(each.__module__)}
-        for module in sorted(modules & sys.modules.keys()):
-            variables = {n: v for n, v in vars(sys.modules[module]).items() if isinstance(v, _DATA)}
-            state |= {f"`{n}` of module {module}": fact for n, fact in Walker().walk(variables).items()}
-        return state
-
-    def _digests(self) -> dict[str, Any]:
-        named = [(n, b) for n, b in self._learner.placed.named_buffers() if n not in self._statistics]
-        return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
-
-
-def _sketch(buffer: paddle.Tensor) -> list[float]:
-    """Two numbers that change with every element, and little with its last place: the 2-norm, and a weighted sum."""
-    flat = buffer.detach().astype("float64").numpy().reshape(-1)
-    return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
-
 
 SHORTEST, LONGEST = 0.02, 2.0  # seconds
 
@@ -135,30 +66,6 @@ def make_late(learner: Learner, seed: int) -> None:
 
 
 PROBES = 3  # batches with gradients recorded at the initial weights, in the recipe's precision
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Some samples of a data set, as a data set; `read`: the numbers of the samples that this rank read. `scattered`:
-    rank 0 reads them for all, so `read` has the samples that it sent to this rank (`delivered`)."""
-
-    dataset: Any
-    indices: np.ndarray
-    scattered: bool = False
-    read: list[int] = field(default_factory=list)
-
-    def delivered(self, split: str, indices: np.ndarray) -> None:
-        """Notes the samples that arrived on this rank."""
-        self.read.extend(int(self.indices[i]) for i in indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, i: int) -> Any:
-        number = int(self.indices[i])
-        if not self.scattered:
-            self.read.append(number)
-        return self.dataset[number]
 
 
 @dataclass(frozen=True)
@@ -217,13 +124,7 @@ class RunResults:
 class Watched:
     """Does a run on construction, and holds its `results`."""
 
-    def __init__(
-        self,
-        side: Watchable,
-        wide: bool,
-        put: Put,
-        steps: int | None = None,
-    ):
+    def __init__(self, side: Watchable, wide: bool, put: Put, steps: int | None = None):
         """Passes quantities to `put`; ends after `steps` steps, or after all."""
         self.side, self.mesh, self.wide = side, side.mesh, wide
         noisy = side.run_settings.noise
@@ -333,9 +234,7 @@ class Watched:
         counted = [m.samples for m in batch.micro_batches]
         sampler = self.side.assembly.train_loader.sampler
         cuts, before = sampler.cuts(batch.samples), int(sampler.with_previous)
-        setup = self.side.assembly.setup
-        scattered = setup.scatters and self.mesh.ranks > 1
-        if setup.loader.collate == "batch" and not scattered:  # every rank has read the whole batch
+        if reads_global_batches(self.side.assembly.setup, self.mesh):
             every = take_first(self.side.chosen.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
@@ -376,13 +275,6 @@ class Watched:
             self.results.broken[step] = min(bad, key=self.results.order.index)
         if self.wide:
             self.results.outputs |= {key("output", step, name): sums[back] for name, sums in outputs.items()}
-
-
-def take_first(read: list[int], rows: int) -> list[int]:
-    """Removes and returns the first `rows` sample numbers: on an accelerator the loader has read more."""
-    first = read[:rows]
-    del read[:rows]
-    return first
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int], before: int) -> list[int]:

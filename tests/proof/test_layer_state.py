@@ -11,7 +11,7 @@ from paddle import nn
 from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.mesh import join
-from paddle_dp.proof.watched import Memory
+from paddle_dp.proof.layer_state import Memory
 
 
 class Counting(nn.Layer):

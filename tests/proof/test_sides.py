@@ -7,7 +7,8 @@ import pytest
 
 from paddle_dp.errors import EndedError, JobError
 from paddle_dp.launch.command import Job
-from paddle_dp.proof.sides import Comparison, failed_alone, failed_together, short
+from paddle_dp.proof.samples import short
+from paddle_dp.proof.sides import Comparison, failed_alone, failed_together
 
 
 def test_what_fails_on_all_ranks_is_a_sentence_on_each(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from paddle_dp.data import Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.proof.trace import DISK, MEMORY, check_fits, first_samples
+from paddle_dp.proof.samples import first_samples
+from paddle_dp.proof.trace import DISK, MEMORY, check_fits
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train.callback import Progress
 

@@ -1,0 +1,77 @@
+"""The state of layers and loss outside their weights: attributes, buffers, modes, hooks, variables of their modules."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.consistency import digests
+from paddle_dp.identity.walk import Walker, hooks_of, is_library
+from paddle_dp.learner import Learner
+from paddle_dp.proof.record import running_statistics
+
+_DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
+
+
+class Memory:
+    """The changes in a learner's layers, and in its loss, since this object was made.
+
+    `steps`: by step, the JSON values that differ from the beginning, by "buffer body.3.queue", "`mean` of body.3".
+    """
+
+    def __init__(self, learner: Learner):
+        self._layers = learner.placed.named_layers()
+        self._loss = learner.loss.owner
+        self._statistics = running_statistics(learner)
+        self._learner = learner
+        self._settings, self._bits = self._read(), self._digests()
+        self.steps: dict[int, dict[str, Any]] = {}
+
+    def look(self, step: int) -> None:
+        """Records the changes up to the end of this step."""
+        now = self._read()
+        names = {*now, *self._settings}
+        changed = {name: now.get(name) for name in names if now.get(name) != self._settings.get(name)}
+        buffers = dict(self._learner.placed.named_buffers())
+        for name, bits in self._digests().items():
+            if bits != self._bits.get(name):
+                changed[f"buffer {name}"] = _sketch(buffers[name])
+        if changed:
+            self.steps[step] = changed
+
+    def _read(self) -> dict[str, Any]:
+        owners = [(name or "the model", layer) for name, layer in self._layers]
+        if self._loss is not None and not any(self._loss is layer for _, layer in owners):
+            owners.append(("the loss", self._loss))
+        state: dict[str, Any] = {}
+        for owner, thing in owners:
+            if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
+                continue  # exists on ranks only
+            facts = Walker(state=True).settings_of(thing)
+            if is_batch_norm(thing):
+                facts.pop("_data_format", None)  # nn.BatchNorm1D sets it in each forward, to "NCHW" for "NCL"
+            if isinstance(thing, paddle.nn.Layer):
+                facts |= hooks_of(thing) | {"training": thing.training}
+            state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
+        defined = (thing if isinstance(thing, FunctionType) else type(thing) for _, thing in owners)
+        modules = {each.__module__ for each in defined if not is_library(each.__module__)}
+        for module in sorted(modules & sys.modules.keys()):
+            variables = {n: v for n, v in vars(sys.modules[module]).items() if isinstance(v, _DATA)}
+            state |= {f"`{n}` of module {module}": fact for n, fact in Walker().walk(variables).items()}
+        return state
+
+    def _digests(self) -> dict[str, Any]:
+        named = [(n, b) for n, b in self._learner.placed.named_buffers() if n not in self._statistics]
+        return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
+
+
+def _sketch(buffer: paddle.Tensor) -> list[float]:
+    """Two numbers that change with every element, and little with its last place: the 2-norm, and a weighted sum."""
+    flat = buffer.detach().astype("float64").numpy().reshape(-1)
+    return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
