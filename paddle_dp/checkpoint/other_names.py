@@ -14,6 +14,7 @@ names of published weights as plain data (`PublishedNames`), which describe each
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.checkpoint.shards import box_at
 from paddle_dp.checkpoint.source import Opened
 from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import UsageError, did_you_mean, similar
@@ -35,6 +37,10 @@ PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
 INNER = "Hugging Face's, of the model without its head"
 PADDLE_NLP, PADDLE_NLP_INNER = "PaddleNLP's", "PaddleNLP's, of the model without its head"
 PADDLE_FORMERS, PADDLE_FORMERS_INNER = "PaddleFormers'", "PaddleFormers', of the model without its head"
+_IN_PADDLE = (
+    (PADDLE_NLP, PADDLE_NLP_INNER, "paddle_nlp"),
+    (PADDLE_FORMERS, PADDLE_FORMERS_INNER, "paddle_formers"),
+)  # a convention, that of the inner model, and the model's attribute with its patterns
 # Their Linear is [inputs, outputs].
 PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER, PADDLE_FORMERS, PADDLE_FORMERS_INNER)
 # PaddleNLP's names of weights with a layout that no table here describes, and a description of each. Of one name there
@@ -176,10 +182,8 @@ class Translated:
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        full_shape = self.shape(name)
-        start = tuple(offset or (0,) * len(full_shape))
-        size = tuple(full_shape if shape is None else shape)
-        return self._origins[name].read(self._source, start, size)
+        box = box_at(offset, shape, self.shape(name))
+        return self._origins[name].read(self._source, box.offset, box.shape)
 
 
 def origins_of(names: Names) -> dict[str, Origin]:
@@ -189,40 +193,23 @@ def origins_of(names: Names) -> dict[str, Origin]:
 
 @runtime_checkable
 class PublishedNames(Protocol):
-    """A model that knows the names of its tensors in Hugging Face's transformers."""
+    """A model that knows the names of its tensors in Hugging Face's transformers.
+
+    It may have more tables, of patterns: `hugging_face_versions` maps the names of another version of transformers to
+    those of `hugging_face`; `paddle_nlp` and `paddle_formers` map transformers' names to those of PaddleNLP and of
+    PaddleFormers, or to three names for one tensor with all of q, k and v. A tensor that `hugging_face` transposes is
+    not transposed there, unless its name ends in .T.
+    """
 
     def hugging_face(self) -> Names:
         """Our names → theirs. The key "" holds patterns of their tensors that this model does not use."""
         ...
 
 
-@runtime_checkable
-class OtherVersions(Protocol):
-    """A model with `PublishedNames` that maps patterns of another transformers version's names to the table's names."""
-
-    hugging_face_versions: Mapping[str, str]
-
-
-@runtime_checkable
-class InPaddleNLP(Protocol):
-    """A model with `PublishedNames` that maps patterns of transformers' names to PaddleNLP's names, or to three names
-    for one tensor with all of q, k and v. A tensor that the table for transformers transposes is not transposed in
-    PaddleNLP, unless its name here ends in .T."""
-
-    paddle_nlp: Mapping[str, str | tuple[str, ...]]
-
-
-@runtime_checkable
-class InPaddleFormers(Protocol):
-    """The same for PaddleFormers' names."""
-
-    paddle_formers: Mapping[str, str | tuple[str, ...]]
-
-
 @dataclass(frozen=True)
 class Tables:
     """A model's tensor names: convention → ours → theirs; the convention "" is the model's. `passed_over`: convention →
-    patterns of their tensors that this model does not use. `versions`: see `OtherVersions`."""
+    patterns of their tensors that this model does not use. `versions`: the model's `hugging_face_versions`."""
 
     names: Mapping[str, Names]
     passed_over: Mapping[str, Sequence[str]]
@@ -238,25 +225,21 @@ def names_of(model: nn.Layer) -> Tables:
     """All known naming tables of a model that is not placed yet."""
     tables: dict[str, Names] = {"": {name: name for name in model.state_dict()}, PYTORCH: torch_names(model)}
     passed_over: dict[str, Sequence[str]] = {PYTORCH: ("num_batches_tracked", "*.num_batches_tracked")}
+
+    def add(convention: str, inner: str, table: Names, unused: Sequence[str]) -> None:
+        tables.update({convention: table, inner: _without_prefix(table)})
+        passed_over.update({convention: unused, inner: unused})
+
     if isinstance(model, PublishedNames):
         published = dict(model.hugging_face())
         unused = [str(pattern) for pattern in published.pop("", ())]
-        tables |= {HUGGING_FACE: published, INNER: _without_prefix(published)}
-        passed_over |= {HUGGING_FACE: unused, INNER: unused}
-        for convention, inner, patterns in (
-            (PADDLE_NLP, PADDLE_NLP_INNER, model.paddle_nlp if isinstance(model, InPaddleNLP) else None),
-            (
-                PADDLE_FORMERS,
-                PADDLE_FORMERS_INNER,
-                model.paddle_formers if isinstance(model, InPaddleFormers) else None,
-            ),
-        ):
+        add(HUGGING_FACE, INNER, published, unused)
+        for convention, inner, attribute in _IN_PADDLE:
+            patterns = getattr(model, attribute, None)
             if patterns is not None:
-                ours = _in_paddle(published, patterns)
-                tables |= {convention: ours, inner: _without_prefix(ours)}
                 theirs = [called.removesuffix(".T") for name in unused for called in _called(name, patterns)]
-                passed_over |= {convention: [*unused, *theirs], inner: [*unused, *theirs]}
-    versions = dict(model.hugging_face_versions) if isinstance(model, OtherVersions) else {}
+                add(convention, inner, _in_paddle(published, patterns), [*unused, *theirs])
+    versions = dict(getattr(model, "hugging_face_versions", {}))
     return Tables(tables, passed_over, versions)
 
 
@@ -389,18 +372,5 @@ def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
 
 def _stars(name: str, pattern: str) -> list[str] | None:
     """The texts that a pattern's stars match in a name, each as short as possible; None if the pattern does not fit."""
-    segments = pattern.split("*")
-    if len(segments) == 1:
-        return [] if name == pattern else None
-    if not (name.startswith(segments[0]) and name.endswith(segments[-1])):
-        return None
-    rest, stood = name[len(segments[0]) :], []
-    for segment in segments[1:-1]:
-        at = rest.find(segment)
-        if at < 0:
-            return None
-        stood.append(rest[:at])
-        rest = rest[at + len(segment) :]
-    if len(rest) < len(segments[-1]) or not rest.endswith(segments[-1]):
-        return None
-    return [*stood, rest[: len(rest) - len(segments[-1])]]
+    match = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
+    return None if match is None else [*match.groups()]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import DTYPES
+from paddle_dp.checkpoint.shards import DTYPES, box_at
 from paddle_dp.errors import CheckpointError
 from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, PickleMachine, PickleName, expect
 
@@ -98,21 +98,19 @@ class PickledFile:
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
         tensor = self._numbers[name]
-        start = tuple(offset or (0,) * len(tensor.shape))
-        size = tuple(tensor.shape if shape is None else shape)
+        box = box_at(offset, shape, tensor.shape)
         if tensor.array is not None:
-            box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-            return tensor.array[box].copy()
+            return tensor.array[box.slices].copy()
         kind = np.dtype(DTYPES[tensor.dtype][1])
-        if not math.prod(size):
-            return np.empty(size, kind)
-        first = sum(a * step for a, step in zip(start, tensor.strides, strict=True))
-        count = 1 + sum((n - 1) * step for n, step in zip(size, tensor.strides, strict=True))
+        if not box.size:
+            return np.empty(box.shape, kind)
+        first = sum(a * step for a, step in zip(box.offset, tensor.strides, strict=True))
+        count = 1 + sum((n - 1) * step for n, step in zip(box.shape, tensor.strides, strict=True))
         flat = np.fromfile(self.folder, kind, count, offset=tensor.start + first * kind.itemsize)
         if flat.size != count:
             raise OSError(f"{self.folder} ends too early")
         strides = [step * kind.itemsize for step in tensor.strides]
-        return np.lib.stride_tricks.as_strided(flat, size, strides).copy()
+        return np.lib.stride_tricks.as_strided(flat, box.shape, strides).copy()
 
 
 def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:

@@ -72,6 +72,11 @@ class Box:
         starts = [a - b for a, b in zip(self.offset, other.offset, strict=True)]
         return tuple(slice(a, a + n) for a, n in zip(starts, self.shape, strict=True))
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The slices of this box in the whole tensor."""
+        return tuple(slice(a, b) for a, b in zip(self.offset, self.stop, strict=True))
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.offset, self.stop, strict=True)) + "]"
 
@@ -84,6 +89,11 @@ def full_box(shape: Iterable[int]) -> Box:
     """The box of a whole tensor of this shape."""
     shape = tuple(shape)
     return Box((0,) * len(shape), shape)
+
+
+def box_at(offset: Sequence[int] | None, shape: Sequence[int] | None, full_shape: Ints) -> Box:
+    """The box of this shape at `offset`: by default the whole tensor, of `full_shape`."""
+    return Box(tuple(offset or (0,) * len(full_shape)), tuple(full_shape if shape is None else shape))
 
 
 def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:

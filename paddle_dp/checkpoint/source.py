@@ -20,6 +20,7 @@ from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
+from paddle_dp.checkpoint.shards import box_at
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
 from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
@@ -107,12 +108,9 @@ class SafetensorsFile:
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
         info = self._infos[name]
-        start = tuple(offset or (0,) * len(info.shape))
-        size = tuple(info.shape if shape is None else shape)
-        box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-        columns = (slice(None), *box[1:])
-        rows = read_rows(self._file, info, box[0] if box else None)
-        return np.ascontiguousarray(rows[columns]) if box else rows
+        slices = box_at(offset, shape, info.shape).slices
+        rows = read_rows(self._file, info, slices[0] if slices else None)
+        return np.ascontiguousarray(rows[(slice(None), *slices[1:])]) if slices else rows
 
 
 class IndexedFiles:

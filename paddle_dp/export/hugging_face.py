@@ -17,7 +17,7 @@ from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, Origin, Tran
 from paddle_dp.checkpoint.peft import CONFIG as ADAPTER_CONFIG
 from paddle_dp.checkpoint.peft import WEIGHTS as ADAPTER
 from paddle_dp.checkpoint.peft import A, B, peft_config, peft_origins
-from paddle_dp.checkpoint.shards import DTYPES
+from paddle_dp.checkpoint.shards import DTYPES, box_at
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.tensors import WeightSource
@@ -88,8 +88,7 @@ class Shards:
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
         array = self._shards[name].array
-        start, size = offset or (0,) * array.ndim, array.shape if shape is None else shape
-        return array[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].copy()
+        return array[box_at(offset, shape, array.shape).slices].copy()
 
 
 def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
@@ -110,27 +109,19 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
         if "vocab_size" in config:
             texts = tokenizer_files(recipe, config["vocab_size"])
             config |= texts.ids
-    origins = origins_of(tables[naming])
-    forms, ours = _forms(weights, origins)
-
-    def read(target_name: str) -> np.ndarray:
-        name = ours[target_name]
-        return origins[name].written(weights.read(name))[target_name]
-
     with new_export(folder) as partial:
-        stream_tensors(partial / WEIGHTS, forms, read, {"format": "pt"})
-        _compare(partial / WEIGHTS, weights, origins)
+        count = _write_tensors(partial / WEIGHTS, weights, origins_of(tables[naming]))
         if config is not None:
-            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+            _write_json(partial / CONFIG, config)
         for name, file in texts.files.items():
             shutil.copyfile(file, partial / name)
         if GENERATION not in texts.files and any(value is not None for value in texts.ids.values()):
-            (partial / GENERATION).write_text(json.dumps(dict(texts.ids), indent=2) + "\n", "utf-8")
+            _write_json(partial / GENERATION, texts.ids)
         info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": naming}
-        (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
+        _write_json(partial / INFO, info)
     kind = f"for {config['architectures'][0]}" if config else f"with {naming} names, and no {CONFIG}"
     files = f", with {plural(len(texts.files), 'file')} of {texts.folder}" if texts.files else ""
-    return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}{files}"
+    return f"{recipe.model.name} of {weights.folder}: {count} tensors, {kind}{files}"
 
 
 @runtime_checkable
@@ -161,7 +152,6 @@ def write_adapter(recipe: Recipe, saved: Checkpoint, folder: Path, *, ema: bool 
     with lazily():
         tables = names_of(recipe.model.build())
     origins = peft_origins(tables, layers)
-    forms, ours = _forms(weights, origins)
     model = written(recipe.model.config) if HUGGING_FACE in tables.names else {"architectures": [""]}
     causal = model["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
     base = (
@@ -169,17 +159,34 @@ def write_adapter(recipe: Recipe, saved: Checkpoint, folder: Path, *, ema: bool 
     )
     config = peft_config(tables, origins, sizes.rank, sizes.alpha, base, "CAUSAL_LM" if causal else None)
     with new_export(folder) as partial:
-        stream_tensors(
-            partial / ADAPTER,
-            forms,
-            lambda name: origins[ours[name]].written(weights.read(ours[name]))[name],
-            {"format": "pt"},
-        )
-        _compare(partial / ADAPTER, weights, origins)
-        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        count = _write_tensors(partial / ADAPTER, weights, origins)
+        _write_json(partial / ADAPTER_CONFIG, config)
         info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": "PEFT's"}
-        (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
-    return f"lora of {weights.folder}: {len(forms)} tensors of {plural(len(layers), 'layer')}, for PEFT"
+        _write_json(partial / INFO, info)
+    return f"lora of {weights.folder}: {count} tensors of {plural(len(layers), 'layer')}, for PEFT"
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(dict(content), indent=2) + "\n", "utf-8")
+
+
+def _write_tensors(file: Path, weights: WeightSource, origins: dict[str, Origin]) -> int:
+    """Writes the weights under their other names, one tensor at a time; returns the number of tensors.
+
+    Raises ExportError unless the file, read back as weights, equals the checkpoint bit for bit.
+    """
+    forms, ours = _forms(weights, origins)
+
+    def read(target_name: str) -> np.ndarray:
+        name = ours[target_name]
+        return origins[name].written(weights.read(name))[target_name]
+
+    stream_tensors(file, forms, read, {"format": "pt"})
+    back = Translated(SafetensorsFile(file), origins)
+    for name in origins:
+        if back.read(name).tobytes() != weights.read(name).tobytes():
+            raise ExportError(f"{name}, read back, differs from the checkpoint, so nothing was kept.")
+    return len(forms)
 
 
 def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:
@@ -195,14 +202,6 @@ def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, di
             if target_name not in forms:
                 forms[target_name], ours[target_name] = (weights.dtype(name), tuple(array.shape)), name
     return forms, ours
-
-
-def _compare(file: Path, weights: WeightSource, origins: dict[str, Origin]) -> None:
-    """Raises ExportError unless the file, read back as weights, equals the checkpoint bit for bit."""
-    back = Translated(SafetensorsFile(file), origins)
-    for name in origins:
-        if back.read(name).tobytes() != weights.read(name).tobytes():
-            raise ExportError(f"{name}, read back, differs from the checkpoint, so nothing was kept.")
 
 
 # The tokenizer of an exported language model --------------------------------------------------------------------------

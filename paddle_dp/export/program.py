@@ -11,16 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import (
-    Structure,
-    arguments,
-    call,
-    leaves,
-    mapped,
-    named_leaves,
-    structure_of,
-    unflatten,
-)
+from paddle_dp.batch import Structure, arguments, call, leaves, mapped, named_leaves, structure_of, unflatten
 from paddle_dp.errors import ExportError
 from paddle_dp.model.compiled import layer_by_layer, plain_forward
 
