@@ -5,6 +5,6 @@ writes `events` to files, which the judges read afterwards. The audit sends noth
 so it can neither block the script nor change its messages. (`proof` compares recipes.)
 """
 
-from paddle_dp.audit.audit import Options, audit
+from paddle_dp.audit.audit import Script, audit
 
-__all__ = ["Options", "audit"]
+__all__ = ["Script", "audit"]

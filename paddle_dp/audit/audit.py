@@ -10,7 +10,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ STARTUP = 60.0  # seconds for Python, paddle and the launcher to start, before t
 
 @dataclass(frozen=True)
 class Script:
-    """A script with its arguments; `steps` updates of each pass are recorded; `patience` in seconds."""
+    """A script with its arguments. `steps`: updates to record in each of two passes. `patience`: seconds without an
+    event that end a rank."""
 
     path: Path
     arguments: tuple[str, ...]
@@ -149,43 +150,28 @@ def _filled(label: str, text: str) -> list[str]:
     ) or [label]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """`steps`: updates to record in each of two epochs. `patience`: seconds without an event that end a rank."""
-
-    ranks: int = 2
-    steps: int = 3
-    patience: float = 120.0
-    json: bool = False
-
-
-def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
+def audit(script: Script, ranks: int, as_json: bool) -> int:
     """Audits a script, prints the report and returns the exit status (see AuditResult.exit_status).
 
     The script runs twice, with all its side effects. Raises UsageError for a missing script or impossible options,
     EndedError when a signal ended it.
     """
+    path = script.path
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(
             f"audit {path}: give a Python script (.py) that paddle.distributed.launch could run."
         )
-    if options.ranks < 2 or options.steps < 1 or options.patience <= 0:
+    if ranks < 2 or script.steps < 1 or script.patience <= 0:
         raise UsageError(
             "audit takes --ranks 2 or more, --steps 1 or more and a --patience above 0, "
-            f"not --ranks {options.ranks} --steps {options.steps} --patience {options.patience:g}."
+            f"not --ranks {ranks} --steps {script.steps} --patience {script.patience:g}."
         )
-    _print_note(
-        f"{path} is really run, with all that it writes: on {options.ranks} ranks, then on one process"
-    )
+    note = f"{path} is really run, with all that it writes: on {ranks} ranks, then on one process"
+    print(note, file=sys.stderr, flush=True)
     with scratch_folder("paddle-dp-audit-") as scratch:
-        script = Script(path, tuple(arguments), options.steps, options.patience)
-        outcome = examine(script, options.ranks, scratch)
-    print(outcome.as_json() if options.json else "\n".join(outcome.lines()))
-    return outcome.exit_status
-
-
-def _print_note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        result = examine(script, ranks, scratch)
+    print(result.as_json() if as_json else "\n".join(result.lines()))
+    return result.exit_status
 
 
 def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:

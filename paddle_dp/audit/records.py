@@ -17,6 +17,7 @@ from paddle_dp.audit.events import (
     LoaderCreated,
     PassBegan,
     PassEnded,
+    Seeded,
     Stepped,
     read,
 )
@@ -41,6 +42,11 @@ class Rank:
     @cached_property
     def ended(self) -> Ended | None:
         return self.first(Ended)
+
+    @cached_property
+    def seeded(self) -> set[str]:
+        """The generators that the script has seeded."""
+        return {seed.generator for seed in self.events_of(Seeded)}
 
     @cached_property
     def updates(self) -> list[Stepped]:

@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from paddle_dp.audit.events import Began, Ended, EventJournal
+from paddle_dp.audit.hooks.source_line import nearest
+from paddle_dp.audit.hooks.watch import Enough, ScriptMonitor
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.script_rank import become_rank, execute, is_well
 from paddle_dp.launch.silence import import_paddle
@@ -59,7 +60,6 @@ def install(journal: EventJournal, options: dict[str, Any]) -> Any:
     from paddle_dp.audit.hooks.generators import watch_seeds
     from paddle_dp.audit.hooks.replay import Item, Replay
     from paddle_dp.audit.hooks.updates import Updates
-    from paddle_dp.audit.hooks.watch import ScriptMonitor
 
     watch = ScriptMonitor(journal, journal.folder, journal.rank, options["steps"])
     loaders = Loaders(watch)
@@ -82,8 +82,6 @@ def install(journal: EventJournal, options: dict[str, Any]) -> Any:
 
 def run(script: str, arguments: Sequence[str], journal: EventJournal, finish: Any) -> int:
     """Runs the script until it ends or the audit has enough; returns the exit status. Records a failure."""
-    from paddle_dp.audit.hooks.watch import Enough
-
     error = execute([script, *arguments])
     if error is not None and not is_well(error):
         return record_failure(error, journal)
@@ -119,14 +117,8 @@ def guard(journal: EventJournal, patience: float) -> None:
             written, since = journal.written, time.monotonic()
         elif time.monotonic() - since > patience:
             frame = sys._current_frames().get(main_thread or 0)
-            journal.write(Ended(reason="silent", message=f"{patience:g} s", where=_nearest(frame)))
+            journal.write(Ended(reason="silent", message=f"{patience:g} s", where=nearest(frame)))
             os._exit(1)
-
-
-def _nearest(frame: FrameType | None) -> str:
-    from paddle_dp.audit.hooks.source_line import nearest
-
-    return nearest(frame)
 
 
 if __name__ == "__main__":

@@ -88,10 +88,9 @@ def audit(
 
     Exit status: 0 nothing found; 1 findings; 2 something to type differently; 3 the script itself failed.
     """
-    from paddle_dp.audit import Options, audit
+    from paddle_dp.audit import Script, audit
 
-    options = Options(ranks=ranks, steps=steps, patience=patience, json=as_json)
-    raise typer.Exit(audit(script, context.args, options))
+    raise typer.Exit(audit(Script(script, tuple(context.args), steps, patience), ranks, as_json))
 
 
 def certificate(

@@ -207,9 +207,7 @@ class ScalePlan:
         at = f"on {plural(step.ranks, 'rank')}"
         larger = model.step(step.ranks, 2 * step.samples)
         halved = model.step(step.ranks, step.samples, half=True)
-        gains = [
-            (larger.rate / plain.rate - 1, f"train.batch twice as large {at}, another training"),
-        ]
+        gains = [(larger.rate / plain.rate - 1, f"train.batch twice as large {at}, another training")]
         if self._sends_float32():
             name = "strategy={use: hybrid, reduce_dtype: bfloat16}"
             gains.append((halved.rate / plain.rate - 1, f"{name} {at}, gradients in half as many bytes"))

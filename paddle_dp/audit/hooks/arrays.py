@@ -58,13 +58,14 @@ def numbers(tensor: paddle.Tensor, every: int = 1) -> np.ndarray:
     return flat.numpy().reshape(-1)[::every].copy()
 
 
-def digest(tensor: paddle.Tensor) -> str:
-    """The CRC-32 of a tensor's bytes."""
-    return f"{zlib.crc32(np.ascontiguousarray(tensor.detach().numpy()).tobytes()):08x}"
+def crc(content: bytes) -> str:
+    """The CRC-32, in 8 hexadecimal digits."""
+    return f"{zlib.crc32(content):08x}"
 
 
 def digests(parameters: Iterable[paddle.Tensor]) -> dict[str, str]:
-    return {each.name: digest(each) for each in parameters if each._is_initialized()}
+    """The CRC-32 of each parameter's bytes, by name."""
+    return {p.name: crc(p.detach().numpy().tobytes()) for p in parameters if p._is_initialized()}
 
 
 def stride(parameters: Iterable[paddle.Tensor]) -> int:

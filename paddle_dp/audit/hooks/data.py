@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +19,7 @@ from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from paddle_dp.audit.events import Batches, Fetched, LoaderCreated, PassBegan, PassEnded
 from paddle_dp.audit.hooks import generators
-from paddle_dp.audit.hooks.arrays import flatten
+from paddle_dp.audit.hooks.arrays import crc, flatten
 from paddle_dp.audit.hooks.source_line import called_by, caller, here
 from paddle_dp.audit.hooks.watch import EPOCHS, ReadBatch, ScriptMonitor, wrap
 
@@ -224,6 +223,6 @@ def rows(data: Any) -> tuple[str, ...]:
     arrays = [leaf.numpy() if isinstance(leaf, paddle.Tensor) else np.asarray(leaf) for leaf in leaves]
     per_sample = [array for array in arrays if array.ndim and len(array) == count]
     return tuple(
-        f"{zlib.crc32(b''.join(np.ascontiguousarray(array[row]).tobytes() for array in per_sample)):08x}"
+        crc(b"".join(np.ascontiguousarray(array[row]).tobytes() for array in per_sample))
         for row in range(count)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,13 +11,14 @@ import numpy as np
 import paddle
 
 from paddle_dp.audit.events import EventJournal, Seeded
+from paddle_dp.audit.hooks.arrays import crc
 from paddle_dp.audit.hooks.source_line import direct, here
 from paddle_dp.audit.hooks.watch import wrap
 
 
 def states() -> dict[str, str]:
     """A digest of the current state of each generator; it draws nothing."""
-    return {"paddle": _paddle(), "numpy": _numpy(), "random": _digest(repr(random.getstate()).encode())}
+    return {"paddle": _paddle(), "numpy": _numpy(), "random": crc(repr(random.getstate()).encode())}
 
 
 def moved(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
@@ -27,16 +27,12 @@ def moved(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
 
 
 def _paddle() -> str:
-    return _digest(b"".join(repr(state.__getstate__()).encode() for state in paddle.get_rng_state()))
+    return crc(b"".join(repr(state.__getstate__()).encode() for state in paddle.get_rng_state()))
 
 
 def _numpy() -> str:
     _, keys, *rest = np.random.get_state()  # the legacy form is a tuple
-    return _digest(np.asarray(keys).tobytes() + repr(rest).encode())
-
-
-def _digest(data: bytes) -> str:
-    return f"{zlib.crc32(data):08x}"
+    return crc(np.asarray(keys).tobytes() + repr(rest).encode())
 
 
 def watch_seeds(journal: EventJournal) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderCreated, PassBegan, Stepped
+from paddle_dp.audit.events import Batches, Ended, Exchanged, LoaderCreated, PassBegan, Stepped
 from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace, Rank, same_loader
 from paddle_dp.text import few, plural
@@ -128,7 +128,7 @@ def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
     collectives: list[Exchanged] = []
     inside = False
     for event in rank.events:
-        if _begins(event, loader):
+        if isinstance(event, PassBegan) and (event.loader, event.number) == (loader, 1):
             inside = True
         elif inside and isinstance(event, PassBegan | Stepped):
             return collectives, True
@@ -137,7 +137,3 @@ def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
         elif inside and isinstance(event, Exchanged):
             collectives.append(event)
     return collectives, False
-
-
-def _begins(event: Event, loader: int) -> bool:
-    return isinstance(event, PassBegan) and (event.loader, event.number) == (loader, 1)

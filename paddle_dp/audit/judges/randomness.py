@@ -32,17 +32,13 @@ def _first_weights(trace: EventTrace, alone: EventTrace | None) -> Iterator[Audi
         evidence = f"rank 0's and a second run's on one process: {few(differing, 3)} differ"
     else:
         ranks = [earliest(rank) for rank in trace.ranks]
-        seeded = any(seed.generator == "paddle" for seed in trace.ranks[0].events_of(Seeded))
-        differing = (
-            [] if seeded else sorted(n for n in digests if any(each.get(n) != digests[n] for each in ranks))
-        )
+        differing = sorted(n for n in digests if any(each.get(n) != digests[n] for each in ranks))
+        differing = [] if "paddle" in trace.ranks[0].seeded else differing
         evidence = (
             f"before they were made equal, the ranks' own initial weights differed: {few(differing, 3)}"
         )
     if differing:
-        creation = next(
-            iter((*trace.ranks[0].events_of(Wrapped), *trace.ranks[0].events_of(OptimizerCreated))), None
-        )
+        creation = trace.ranks[0].first(Wrapped) or trace.ranks[0].first(OptimizerCreated)
         yield AuditFinding(
             rule="unseeded-weights", severity="difference", where=creation.where if creation else "",
             what="two runs of the script begin with different weights", evidence=evidence,
@@ -60,12 +56,11 @@ def earliest(rank: Rank) -> dict[str, str]:
 
 
 def _order(trace: EventTrace) -> Iterator[AuditFinding]:
-    seeded = {seed.generator for seed in trace.ranks[0].events_of(Seeded)}
     for loader in sorted(trace.training):
         begun, loader_event = trace.ranks[0].passes.get((loader, 1)), same_loader(trace, loader)
         if begun is None or loader_event is None:
             continue
-        unseeded = [name for name in begun.drew if name not in seeded]
+        unseeded = [name for name in begun.drew if name not in trace.ranks[0].seeded]
         if not unseeded:
             continue
         yield AuditFinding(
@@ -79,7 +74,6 @@ def _order(trace: EventTrace) -> Iterator[AuditFinding]:
 
 def _data(trace: EventTrace) -> Iterator[AuditFinding]:
     """Findings on random numbers drawn while data is read, mostly for augmentation."""
-    seeded = {seed.generator for seed in trace.ranks[0].events_of(Seeded)}
     for loader in sorted(trace.training):
         loader_event = same_loader(trace, loader)
         batches = [[b for at, b in rank.fetched.items() if at[:2] == (loader, 1)] for rank in trace.ranks]
@@ -89,7 +83,7 @@ def _data(trace: EventTrace) -> Iterator[AuditFinding]:
                 continue
             pairs = list(zip(*batches, strict=False))
             alike = sum(len({b.states[name] for b in pair}) == 1 for pair in pairs)
-            if name not in seeded:
+            if name not in trace.ranks[0].seeded:
                 yield AuditFinding(
                     rule="unseeded-data", severity="difference", where=loader_event.where,
                     what=f"random numbers from {name} go into the training batches, and are never seeded",
