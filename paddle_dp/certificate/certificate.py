@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.certificate.verified import Verdicts
+from paddle_dp.certificate.verified import Verdicts, now
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
@@ -74,7 +74,7 @@ class CertificateWriter(Callback):
             add_saved(before, self.run.resumed.folder, self.run.folder)
         identity, mesh = self.run.identity, self.run.mesh
         attempt = {
-            "begun": _now(), "ended": None, "why": None,
+            "begun": now(), "ended": None, "why": None,
             "host": mesh.host, "device": mesh.displayed_device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
             "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
             "versions": versions(identity), "recipe": recipe_digest(self.run.recipe, identity),
@@ -132,7 +132,7 @@ class CertificateWriter(Callback):
             return
         differences = [str(each) for each in moment.trainer.differences]
         step = moment.progress.step
-        self._attempt.update(ended=_now(), why=why, to=step, differences=differences, **self._proof())
+        self._attempt.update(ended=now(), why=why, to=step, differences=differences, **self._proof())
         self._write()
 
     def _proof(self) -> dict[str, str | None]:
@@ -249,9 +249,9 @@ def go_back(content: Content, step: int, last: int, why: str) -> None:
     checkpoint of `step`."""
     before: Content = content["attempts"][-1]
     weights = saves(content).get(step, {}).get("model", before["weights"] if step == before["from"] else None)
-    before.update(ended=_now(), why=f"went back to step {step}: {why}", to=max(last, before["to"]))
+    before.update(ended=now(), why=f"went back to step {step}: {why}", to=max(last, before["to"]))
     new: Content = {"from": step, "to": step, "weights": weights, "saved": [], "refused": [], "resumed": None}
-    content["attempts"].append({**before, "begun": _now(), "ended": None, "why": None, **new})
+    content["attempts"].append({**before, "begun": now(), "ended": None, "why": None, **new})
 
 
 def attempt_of(content: Content, step: int) -> Content:
@@ -279,7 +279,3 @@ def seal(content: Content) -> str:
 def digests_are(checkpoint: Checkpoint, record: Content) -> bool:
     """True if a checkpoint's bits have the digests that the certificate names."""
     return all(record.get(key) == digest for key, digest in checkpoint.computed_digests().items())
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -33,6 +33,7 @@ _FREE = (
     "callbacks", "metrics", "watch", "train.length", "train.max_time", "train.patience", "train.device",
     "dataset.reading", "strategy.check_every",
 )  # fmt: skip
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
 Verdict = dict[str, Any]
 
 
@@ -46,6 +47,11 @@ def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
     layout = {f"layout {axis}": degree for axis, degree in mesh.axes.as_dict().items()}
     code = {**recipe_code(recipe), **module_code(), **callback_facts(recipe.callbacks)}
     return {**settings, **code, **packages(mesh), **layout, "ranks": mesh.ranks}
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return time.strftime(_DATE, time.gmtime())
 
 
 def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
@@ -70,8 +76,7 @@ def verdict_of(facts: Facts, data: Mapping[str, Any], **more: Any) -> Verdict:
     first = {key: text for key, text in data["train"]["read"].items() if key.startswith("sample ")}
     text = json.dumps([facts, data["train"]["samples"], first], sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"format": FORMAT, "key": key, "date": date, "facts": dict(facts), "data": dict(data), **more}
+    return {"format": FORMAT, "key": key, "date": now(), "facts": dict(facts), "data": dict(data), **more}
 
 
 @dataclass(frozen=True)
@@ -161,5 +166,5 @@ def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
 
 
 def _when(verdict: Verdict) -> str:
-    day = time.strptime(verdict["date"], "%Y-%m-%dT%H:%M:%SZ")
+    day = time.strptime(verdict["date"], _DATE)
     return f"verified on {plural(verdict['facts']['ranks'], 'rank')}, {day.tm_mday} {time.strftime('%b %Y', day)}"

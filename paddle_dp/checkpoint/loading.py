@@ -22,6 +22,7 @@ from paddle_dp.checkpoint.manifest import (
 from paddle_dp.checkpoint.shards import (
     DTYPES,
     Box,
+    Dims,
     ShardInfo,
     assemble,
     check_complete,
@@ -110,9 +111,7 @@ class Checkpoint:
         """Paddle's name of the dtype. `read` returns bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
         return self._shards_of(name)[0].dtype
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         """Reads a box of a tensor (default: the whole) into a new array, from all shards that overlap it."""
         shards = self._shards_of(name)
         target = self._box(shards[0], offset, shape)
@@ -152,7 +151,7 @@ class Checkpoint:
         columns = (slice(None), *cut[1:])
         return rows[columns] if cut else rows
 
-    def _box(self, shard: ShardInfo, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
+    def _box(self, shard: ShardInfo, offset: Dims, shape: Dims) -> Box:
         start = tuple(offset) if offset is not None else (0,) * len(shard.global_shape)
         size = (
             tuple(shape)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import box_at
+from paddle_dp.checkpoint.shards import Dims, box_at
 from paddle_dp.checkpoint.source import Opened
 from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import UsageError, did_you_mean, similar
@@ -179,9 +179,7 @@ class Translated:
     def dtype(self, name: str) -> str:
         return self._source.dtype(self._origins[name].names[0])
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         box = box_at(offset, shape, self.shape(name))
         return self._origins[name].read(self._source, box.offset, box.shape)
 

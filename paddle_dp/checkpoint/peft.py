@@ -81,10 +81,7 @@ def factor_origins(tables: Tables, convention: str, layers: Iterable[str], prefi
     for layer in layers:
         weight = Origin.parse(tables.names[convention][f"{layer}.weight"])
         modules = [prefix + name.removesuffix(".weight") for name in weight.names]
-        a, b = (
-            tuple(Piece(f"{module}.{factor}.weight", transposed=True) for module in modules)
-            for factor in (A, B)
-        )
+        a, b = (tuple(Piece(f"{m}.{factor}.weight", transposed=True) for m in modules) for factor in (A, B))
         origins |= {f"{layer}.{A}": EqualPieces(a), f"{layer}.{B}": Origin(b, weight.head_width)}
     return origins
 
@@ -93,12 +90,9 @@ def read_sizes(folder: Path) -> tuple[int, float]:
     """Returns rank and alpha. Raises UsageError if the folder has no adapter_config.json that can be read, or for a key
     with which an adapter is more than W + alpha / rank × A B."""
     values = read(folder, CONFIG, "adapter.load")
-    wrong = (
-        [f"has peft_type {kind!r}: lora reads 'LORA' only"]
-        if (kind := values.get("peft_type")) != "LORA"
-        else []
-    )
-    wrong = wrong or list(wrong_keys(values, _KEYS, "lora"))
+    wrong = list(wrong_keys(values, _KEYS, "lora"))
+    if (kind := values.get("peft_type")) != "LORA":
+        wrong = [f"has peft_type {kind!r}: lora reads 'LORA' only"]
     rank, alpha = values.get("r"), values.get("lora_alpha")
     if not wrong and (type(rank) is not int or rank < 1):
         wrong = [f"has r {rank!r}, which is no rank"]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import DTYPES, box_at
+from paddle_dp.checkpoint.shards import DTYPES, Dims, box_at
 from paddle_dp.errors import CheckpointError
 from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, PickleMachine, PickleName, expect
 
@@ -94,9 +94,7 @@ class PickledFile:
     def dtype(self, name: str) -> str:
         return self._numbers[name].dtype
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         tensor = self._numbers[name]
         box = box_at(offset, shape, tensor.shape)
         if tensor.array is not None:

@@ -20,6 +20,8 @@ from paddle_dp.checkpoint.manifest import index_name
 from paddle_dp.errors import CheckpointError
 
 Ints = tuple[int, ...]
+Dims = Sequence[int] | None
+"""A box's offset or shape, in every dim; None: the whole tensor's."""
 
 # A dtype's name in Paddle, in a safetensors file, and in little-endian NumPy.
 # NumPy has no bfloat16, so its bits are kept as uint16; only the name distinguishes them.
@@ -91,7 +93,7 @@ def full_box(shape: Iterable[int]) -> Box:
     return Box((0,) * len(shape), shape)
 
 
-def box_at(offset: Sequence[int] | None, shape: Sequence[int] | None, full_shape: Ints) -> Box:
+def box_at(offset: Dims, shape: Dims, full_shape: Ints) -> Box:
     """The box of this shape at `offset`: by default the whole tensor, of `full_shape`."""
     return Box(tuple(offset or (0,) * len(full_shape)), tuple(full_shape if shape is None else shape))
 

@@ -6,7 +6,7 @@ index as in a Hugging Face folder. `checkpoint.other_names` wraps a source with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
-from paddle_dp.checkpoint.shards import box_at
+from paddle_dp.checkpoint.shards import Dims, box_at
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
 from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
@@ -71,9 +71,7 @@ class WeightsOf:
     def dtype(self, name: str) -> str:
         return self._checkpoint.dtype(self._saved(name))
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         return self._checkpoint.read(self._saved(name), offset, shape)
 
     def _saved(self, name: str) -> str:
@@ -104,9 +102,7 @@ class SafetensorsFile:
     def dtype(self, name: str) -> str:
         return self._infos[name].dtype
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         info = self._infos[name]
         slices = box_at(offset, shape, info.shape).slices
         rows = read_rows(self._file, info, slices[0] if slices else None)
@@ -151,9 +147,7 @@ class IndexedFiles:
     def dtype(self, name: str) -> str:
         return self._in(name).dtype(name)
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         return self._in(name).read(name, offset, shape)
 
     def _in(self, name: str) -> WeightSource:

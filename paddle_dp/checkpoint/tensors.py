@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import DTYPES, TensorShard
+from paddle_dp.checkpoint.shards import DTYPES, Dims, TensorShard
 from paddle_dp.errors import CheckpointError
 from paddle_dp.tensors import bytes_of, dtype_of, nbytes, widened
 
@@ -65,19 +64,13 @@ class WeightSource(Protocol):
 
     def dtype(self, name: str) -> str: ...
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         """Reads the box of this shape at `offset` (default: the whole tensor) as a new array; bfloat16 as uint16."""
         ...
 
 
 def tensor_shard(
-    name: str,
-    tensor: paddle.Tensor,
-    global_shape: Sequence[int] | None = None,
-    offset: Sequence[int] | None = None,
-    room: Room | None = None,
+    name: str, tensor: paddle.Tensor, global_shape: Dims = None, offset: Dims = None, room: Room | None = None
 ) -> TensorShard:
     """Copies a tensor to the host as the box at `offset` of a tensor of `global_shape` (default: the whole tensor).
 
@@ -105,11 +98,7 @@ def _host_copy(tensor: paddle.Tensor, room: Room | None) -> np.ndarray:
 
 
 def fill(
-    tensor: paddle.Tensor,
-    checkpoint: WeightSource,
-    name: str,
-    global_shape: Sequence[int] | None = None,
-    offset: Sequence[int] | None = None,
+    tensor: paddle.Tensor, checkpoint: WeightSource, name: str, global_shape: Dims = None, offset: Dims = None
 ) -> None:
     """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, loads its box at `offset`.
 

@@ -12,26 +12,23 @@ generator that another one changed. A clean trial is not a guarantee.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
+from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, untried
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
 from paddle_dp.core.consistency import digests
-from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.loss import Count, Loss, number
-from paddle_dp.core.memory_error import memory_error, unallocated
-from paddle_dp.core.precision import MixedPrecision, cast, default_dtype, read_by
+from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.trial import Result, TrialRunner, random_state
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import LossError, PaddleDPError
@@ -43,13 +40,11 @@ from paddle_dp.model.compiled import plain_forward
 from paddle_dp.model.initial_weights import draw, is_lendable, trial_weights
 
 Total = tuple[float, Sketches]  # a loss, and its gradients
-Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
 SAMPLES = 16  # at most, in a trial
 # Bytes of weights up to which a model is tried with its loss and backward, which need three times as much.
 MAX_TRIED_BYTES = 2e9
 CALLS = 6  # calls of a loss with the same outputs: its state may change late
-CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
 # Relative to the gradient, and to the largest one: a ReLU that flips by the last digit of its input is far below.
 SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
@@ -76,7 +71,7 @@ class OutputProbe(Loss):
     def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, Count]:
         """(total, count): outputs with unequal weights, so that they do not cancel, and no two are alike."""
         total: paddle.Tensor = paddle.zeros([])
-        for output in _answers(outputs):
+        for output in answers(outputs):
             row = output.reshape([output.shape[0], -1]).astype("float32")
             total = total + (row * paddle.arange(1, row.shape[1] + 1, dtype="float32").cos()).sum()
         return total, int(leaves(targets)[0].shape[0])
@@ -86,11 +81,8 @@ def is_known(loss: Loss) -> bool:
     """Whether a loss needs no trial: it is in this package, or is meant to compare samples."""
     if isinstance(loss, TurnsLoss):
         return all(is_known(turn.loss) for turn in loss.turns)
-    return (
-        loss.function is None
-        or type(loss.function).__module__.startswith("paddle_dp.")
-        or bool(loss.compares)
-    )
+    is_package_loss = loss.function is None or type(loss.function).__module__.startswith("paddle_dp.")
+    return is_package_loss or bool(loss.compares)
 
 
 def findings(
@@ -105,7 +97,7 @@ def findings(
     model, report = task.model, Findings()
 
     def samples() -> Any:
-        return _rows(first.inputs, slice(2))
+        return rows(first.inputs, slice(2))
 
     report.lendable = run_trial(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
     if not report.lendable:
@@ -129,7 +121,7 @@ def findings(
     names = [f"model.{name}." for name, layer in model.named_sublayers() if id(layer) in inside]
     report.in_blocks = [name for name in report.remembers if f"{name.rpartition('.')[0]}." in names]
     if first.samples < 2:
-        mixes: Sentences = [], [_UNTRIED.format(task.loss.name, "there is one sample only")]
+        mixes: Sentences = [], [UNTRIED.format(task.loss.name, "there is one sample only")]
     else:
         mixes = ([] if is_known(task.loss) else trial.loss_alone(), [])
         mixes = mixes if mixes[0] else trial.compare_halves() if splits_batch else mixes
@@ -228,14 +220,12 @@ class _Trial:
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
-            outputs, before = _rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
+            outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
             called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
             return {
-                "totals": [number(total) for total, _ in called],
-                "counts": [number(count) for _, count in called],
-                "drew": _drawn(scope) != before,
-                "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
-            }
+                "totals": [number(total) for total, _ in called], "counts": [number(count) for _, count in called],
+                "drew": _drawn(scope) != before, "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
+            }  # fmt: skip
 
     def _refuse_counts(self, full: Result, chunk_counts: list[float]) -> None:
         count, samples = full["counts"][0], self.first.samples
@@ -269,18 +259,16 @@ class _Trial:
             try:
                 result = self._run_trial(partial(self._learned, chunk, nudged))
             except Exception as error:  # noqa: BLE001 - any error leaves it unknown
-                return [], [_untried(self.loss.name, "with fewer samples", error)]
+                return [], [untried(self.loss.name, "with fewer samples", error)]
             if result["drew"]:
                 return [], []  # random numbers, or masks without a sample: other sentences name the draws
             sketched = dict(zip(result["names"], result["arrays"], strict=True))
             totals.append((result["total"], sketched))
         full, noisy, *halves = totals
-        added, size = (
-            sum(chunk[0] for chunk in halves),
-            max(sum(abs(chunk[0]) for chunk in halves), abs(full[0])),
-        )
+        added = sum(half[0] for half in halves)
+        size = max(sum(abs(half[0]) for half in halves), abs(full[0]))
         if full[0] != full[0] or added != added:
-            return [], [_UNTRIED.format(self.loss.name, "it is not a number")]
+            return [], [UNTRIED.format(self.loss.name, "it is not a number")]
         if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), _tolerance(self.learner.mixed) * size):
             return [
                 f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
@@ -323,59 +311,6 @@ def _drawn(scope: Any) -> Any:
     return random_state(), dict(getattr(scope, "calls", {}))
 
 
-def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
-    """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
-
-    Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
-    elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
-    """
-    name, pair = type(model).__name__, cast(pair, read_by(model))
-    if exact:
-        install()
-    for evaluation in (True, False):
-        answers: list[Result] = []
-        for position, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
-            scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
-            try:
-                answers.append(run_trial(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
-            except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
-                return [], [_untried(name, "of one sample", error)] if answers else []
-        # Random numbers, or masks without a sample: the learner names its draws.
-        if any(answer["drew"] for answer in answers):
-            continue
-        together, *alone = [answer["arrays"] for answer in answers]
-        if not all(_close(both, each) for both, each in _matched(together, alone)):
-            return [_MIXES.format(name, _ALSO if evaluation else _TRAINING)], []
-        both, first, second = [answer["buffers"] for answer in answers]
-        # `buffers` detects values that depend on the samples themselves: they then differ between ranks.
-        if counts := [name for name in both if both[name] != first.get(name) == second.get(name)]:
-            return [_COUNTS.format(counts[0])], []
-    return [], []
-
-
-def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
-    """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
-    watch = DrawMonitor()
-    with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
-        for layer in model.sublayers(include_self=True):
-            layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        answers = _answers(call(model, samples, plain_forward(model)))
-    buffers = dict(model.named_buffers())
-    arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in answers]
-    left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
-    return {"arrays": arrays, "buffers": left, "drew": bool(watch.kinds_by_layer or watch.doubted)}
-
-
-_COUNTS = (
-    "buffer {} depends on the number of samples that forward gets: a rank, or a copy of the model, gets only its "
-    "share, and one process gets all"
-)
-_MIXES = (
-    "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
-    "own samples"
-)
-_ALSO, _TRAINING = "also in evaluation", "in training"
-_UNTRIED = "whether {} treats each sample alone: {}"
 _TOO_LARGE = "whether {} and its loss treat each sample alone: of {:.1f} GB of weights at most {:g} are tried"
 
 
@@ -384,49 +319,11 @@ def _tolerance(mixed: MixedPrecision) -> float:
     return 1e-7 if mixed.double else 1e-2 if mixed.low else 1e-5
 
 
-def _untried(name: str, when: str, error: Exception) -> str:
-    """The sentence on a trial that failed; `when`: with which samples."""
-    if memory_error(error) is not None:
-        size = f" ({size})" if (size := unallocated(error)) else ""
-        return _UNTRIED.format(
-            name, f"the trial ran out of memory{size}: the training itself probably will, too"
-        )
-    gist = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
-    return _UNTRIED.format(name, f"{when} there is {gist}")
-
-
-def _rows(data: Any, cut: slice) -> Any:
-    return paddle.utils.map_structure(lambda x: x[cut], data)
-
-
 def _slice_of(full_batch: MicroBatch, cut: slice) -> MicroBatch:
     """Some of a micro-batch's samples, each with its index in the global batch."""
     positions = tuple(range(full_batch.first, full_batch.first + full_batch.samples))[cut]
-    inputs, targets = _rows(full_batch.inputs, cut), _rows(full_batch.targets, cut)
+    inputs, targets = rows(full_batch.inputs, cut), rows(full_batch.targets, cut)
     return MicroBatch(inputs, targets, len(positions), positions[0], positions)
-
-
-def _answers(outputs: Any) -> list[paddle.Tensor]:
-    return [
-        x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor) and x.is_floating_point()
-    ]
-
-
-def _matched(
-    together: list[np.ndarray], alone: list[list[np.ndarray]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pairs each output of both samples, [2, …] or with several rows each, with the single samples' outputs; skips
-    outputs without a sample dim."""
-    for both, first, second in zip(together, *alone, strict=False):
-        if not both.ndim or not first.shape == second.shape != both.shape:
-            continue
-        if both.shape == (2 * first.shape[0], *first.shape[1:]):
-            yield both, np.concatenate([first, second])
-
-
-def _close(a: np.ndarray, b: np.ndarray) -> bool:
-    difference, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
-    return not difference > CLOSE * largest  # other checks report NaN
 
 
 @paddle.no_grad()

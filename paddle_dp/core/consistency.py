@@ -4,8 +4,9 @@ ranks."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import paddle
@@ -140,18 +141,10 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
     """`rows`: for each rank, its tensors' names, slices and digests."""
-    ranks_by_digest: dict[tuple[str, int], dict[Digest, list[int]]] = {}
-    for rank, row in enumerate(rows):
-        for name, slice_index, plain, weighted in row:
-            ranks_by_digest.setdefault((str(name), int(slice_index)), {}).setdefault(
-                (int(plain), int(weighted)), []
-            ).append(rank)
-    differing = [
-        (name, list(groups.values())) for (name, _), groups in ranks_by_digest.items() if len(groups) > 1
-    ]
+    differing = differing_copies(rows)
     if not differing:
         return
-    name, groups = differing[0]
+    (name, _), groups = next(iter(differing.items()))
     most = max(groups, key=len)  # the first of the largest groups
     outliers = sorted(rank for group in groups if group is not most for rank in group)
     holds = "holds" if len(outliers) == 1 else "hold"
@@ -160,6 +153,16 @@ def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
         f"{when}: {numbered('rank', outliers, 8)} {holds} other values than rank {most[0]} in '{name}'{more}. Every "
         "rank must start from equal weights and take equal updates. Is something changed, or random, on one rank only?"
     )
+
+
+def differing_copies(rows: Sequence[Sequence[Sequence[Any]]]) -> dict[tuple[str, int], list[list[int]]]:
+    """By name and slice of each tensor whose copies differ: the groups of ranks that hold the same bits. `rows`: for
+    each rank, [name, slice, digest …] of its tensors."""
+    ranks_by_digest: dict[tuple[str, int], dict[tuple[Any, ...], list[int]]] = {}
+    for rank, row in enumerate(rows):
+        for name, slice_index, *digest in row:
+            ranks_by_digest.setdefault((name, slice_index), {}).setdefault(tuple(digest), []).append(rank)
+    return {copy: [*groups.values()] for copy, groups in ranks_by_digest.items() if len(groups) > 1}
 
 
 def check_gradients(missing: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:

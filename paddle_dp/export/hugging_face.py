@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, Origin, Tran
 from paddle_dp.checkpoint.peft import CONFIG as ADAPTER_CONFIG
 from paddle_dp.checkpoint.peft import WEIGHTS as ADAPTER
 from paddle_dp.checkpoint.peft import A, B, peft_config, peft_origins
-from paddle_dp.checkpoint.shards import DTYPES, box_at
+from paddle_dp.checkpoint.shards import DTYPES, Dims, box_at
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.tensors import WeightSource
@@ -84,9 +84,7 @@ class Shards:
     def dtype(self, name: str) -> str:
         return self._shards[name].dtype
 
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         array = self._shards[name].array
         return array[box_at(offset, shape, array.shape).slices].copy()
 

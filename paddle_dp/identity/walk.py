@@ -35,6 +35,8 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 from paddle.optimizer.lr import LRScheduler
 
+from paddle_dp.tensors import dtype_of, nbytes
+
 _DEPTH = 3  # levels of objects within objects that are walked
 _MAX_ENTRIES = 100  # of a list or a dict that is walked entry by entry; a longer one is one checksum
 _MAX_LIST_CHARS = 1000  # characters of a list that are kept as they are
@@ -188,20 +190,8 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 
 _DEFAULTS = (
-    bool,
-    int,
-    float,
-    str,
-    Enum,
-    list,
-    tuple,
-    set,
-    frozenset,
-    dict,
-    np.generic,
-    np.ndarray,
-    paddle.Tensor,
-)
+    bool, int, float, str, Enum, list, tuple, set, frozenset, dict, np.generic, np.ndarray, paddle.Tensor,
+)  # fmt: skip
 
 
 def _listed(names: Any) -> list[str]:
@@ -235,19 +225,13 @@ def _is_package_hook(hook: Any) -> bool:
 
 def _array(value: Any) -> Any:
     """ "float32[2], CRC-32 0a1b2c3d"; _NO_VALUE without memory."""
-    if isinstance(value, paddle.Tensor):
-        if not value._is_initialized():
-            return _NO_VALUE
-        dtype, size = str(value.dtype).rpartition(".")[2], value.size * value.element_size()
-    else:
-        dtype, size = str(value.dtype), value.nbytes
-        if value.dtype.hasobject:
-            return _NO_VALUE
-    kind = f"{dtype}{list(value.shape)}"
-    if size > _MAX_ARRAY_BYTES:
+    is_tensor = isinstance(value, paddle.Tensor)
+    if not value._is_initialized() if is_tensor else value.dtype.hasobject:
+        return _NO_VALUE
+    kind = f"{dtype_of(value) if is_tensor else value.dtype}{list(value.shape)}"
+    if (nbytes(value) if is_tensor else value.nbytes) > _MAX_ARRAY_BYTES:
         return kind
-    content = value.numpy() if isinstance(value, paddle.Tensor) else value
-    return f"{kind}, {checksum(np.ascontiguousarray(content).tobytes())}"
+    return f"{kind}, {checksum((value.numpy() if is_tensor else value).tobytes())}"
 
 
 def _in_short(values: Any) -> Any:
@@ -327,10 +311,8 @@ class OptimizerMemory:
 
     def __init__(self, optimizer: Any, parameters: Sequence[paddle.Tensor]):
         self._optimizer, self._params = optimizer, parameters
-        self._is_known = type(optimizer).__module__.partition(".")[0] in (
-            "paddle",
-            "paddle_dp",
-        )  # all is saved
+        package = type(optimizer).__module__.partition(".")[0]
+        self._is_known = package in ("paddle", "paddle_dp")  # all is saved
         self._initial = self._attributes()
 
     def lost(self) -> list[str]:
@@ -362,10 +344,8 @@ class Attributes:
     """
 
     def __init__(self, owners: Mapping[str, Any]):
-        modules = {
-            n: o.__module__ if isinstance(o, FunctionType) else type(o).__module__ for n, o in owners.items()
-        }
-        self._owners = {name: owner for name, owner in owners.items() if not is_library(modules[name])}
+        kinds = {n: owner if isinstance(owner, FunctionType) else type(owner) for n, owner in owners.items()}
+        self._owners = {n: owner for n, owner in owners.items() if not is_library(kinds[n].__module__)}
         self._initial = self._facts()
 
     def changed(self) -> list[str]:

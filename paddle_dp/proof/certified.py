@@ -45,9 +45,7 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     checks = [*checked(content, run)]
     print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in checks))
     good = all(good for good, _ in checks)
-    selected = (
-        [interval_to(content, run, step)] if step is not None else chosen(intervals(content, run), replay)
-    )
+    selected = chosen(intervals(content, run), replay) if step is None else [interval_to(content, run, step)]
     for number, interval in enumerate(selected, start=1):
         same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same

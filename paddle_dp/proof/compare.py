@@ -109,6 +109,11 @@ class TraceComparison:
         self.findings = self._cleared(list(self._findings()))
 
     @property
+    def sides(self) -> tuple[Trace, Trace]:
+        """One process, and the ranks."""
+        return self.reference, self.candidate
+
+    @property
     def same(self) -> bool:
         return not self.divergence and all(finding.same for finding in self.findings)
 

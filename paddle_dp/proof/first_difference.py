@@ -74,7 +74,7 @@ class Search:
 
     def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Each step's number, and its rows on both sides."""
-        rows = (side.facts["rows"] for side in (self.comparison.reference, self.comparison.candidate))
+        rows = (side.facts["rows"] for side in self.comparison.sides)
         return ((step, *pair) for step, pair in enumerate(zip(*rows, strict=True), start=1))
 
     @cached_property
@@ -98,10 +98,7 @@ class Search:
         name, description = finding.key.name, _missing(finding.missing) if finding.missing else ""
         if not finding.missing:
             number = key(*finding.key)
-            reference, candidate = (
-                float(side.array(number)[0])
-                for side in (self.comparison.reference, self.comparison.candidate)
-            )
+            reference, candidate = (float(side.array(number)[0]) for side in self.comparison.sides)
             description = f"is {candidate:.9g}, one process's {reference:.9g}"
         moment = f"after step {finding.key.step}" if finding.key.step else "before the first step"
         return f"{moment}: {name} of the held-out samples {description}, with the same weights"

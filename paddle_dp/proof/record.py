@@ -20,6 +20,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import TensorShard
+from paddle_dp.core.consistency import differing_copies
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.learner import Learner
@@ -86,9 +87,7 @@ class OutputHooks:
                         for rows_sums, n, counts in zip(micro_sums, rows, counted, strict=True)
                         if counts
                     ]
-                    result[f"{name}#{call}"] = (
-                        np.concatenate(sample_sums) if sample_sums else np.zeros((0, 2))
-                    )
+                    result[f"{name}#{call}"] = np.concatenate([np.zeros((0, 2)), *sample_sums])
         return result
 
 
@@ -251,16 +250,11 @@ class ProofRecorder:
         }
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
-        ranks_by_digest: dict[tuple[str, int], dict[str, list[int]]] = {}
-        for rank, rank_rows in enumerate(self.mesh.gather(rows)):
-            for name, slice_index, bits in rank_rows:
-                ranks_by_digest.setdefault((name, slice_index), {}).setdefault(bits, []).append(rank)
-        for (name, slice_index), groups in ranks_by_digest.items():
-            if len(groups) > 1:
-                number = key(kind, self._step, name)
-                self.copy_groups[number] = list(groups.values())
-                if slice_indices.get(name) == slice_index:
-                    self.copies[number] = tensors[name].numpy().astype("float64")
+        for (name, slice_index), groups in differing_copies(self.mesh.gather(rows)).items():
+            number = key(kind, self._step, name)
+            self.copy_groups[number] = groups
+            if slice_indices.get(name) == slice_index:
+                self.copies[number] = tensors[name].numpy().astype("float64")
 
 
 def digest(array: np.ndarray) -> str:

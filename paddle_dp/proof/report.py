@@ -72,7 +72,7 @@ def _distances(verdict: Verdict) -> Any:
 def _cost(verdict: Verdict, seconds: float) -> str:
     comparisons = verdict.comparisons
     numbers = sum(comparison.reference.facts.get("numbers", 0) for comparison in comparisons)
-    traces = [trace for comparison in comparisons for trace in (comparison.reference, comparison.candidate)]
+    traces = [trace for comparison in comparisons for trace in comparison.sides]
     inner = sum(trace.facts["all seconds"] for trace in traces)
     quantities = sum(len(comparison.findings) for comparison in comparisons)
     memory = gigabytes(max(verdict.reference.memory, verdict.candidate.memory))
@@ -98,12 +98,8 @@ def _coloured(sentence: str) -> str:
 
     sentence = escape(sentence)
     colours = {
-        "SAME up to": "yellow",
-        "SAME": "green",
-        "DIFFERENT": "red",
-        "FAILED": "red",
-        "PROVES NOTHING": "yellow",
-    }
+        "SAME up to": "yellow", "SAME": "green", "DIFFERENT": "red", "FAILED": "red", "PROVES NOTHING": "yellow",
+    }  # fmt: skip
     for verdict_name, colour in colours.items():
         if sentence.startswith((f"{verdict_name}:", f"{verdict_name} step ")):
             return f"[{colour}]{verdict_name}[/{colour}]{sentence.removeprefix(verdict_name)}"
@@ -114,13 +110,9 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
     """The verdict as JSON values (keys: docs/proof.md); infinities and NaN are strings."""
     difference, insensitive = verdict.first_difference, verdict.insensitive
     return {
-        "recipe": recipe.name,
-        "parameters": verdict.reference.parameters,
-        "ranks": verdict.candidate.ranks,
-        "axes": verdict.candidate.axes,
-        "verdict": verdict.label,
-        "status": verdict.status,
-        "allowed": LARGEST_R,
+        "recipe": recipe.name, "parameters": verdict.reference.parameters,
+        "ranks": verdict.candidate.ranks, "axes": verdict.candidate.axes,
+        "verdict": verdict.label, "status": verdict.status, "allowed": LARGEST_R,
         "where": None if difference is None else vars(difference),
         "float64": _comparison_json(verdict.wide, verdict.candidate.ranks),
         "own": _comparison_json(verdict.native, verdict.candidate.ranks),

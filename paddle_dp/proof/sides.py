@@ -105,15 +105,12 @@ class Side:
 
     def rehearsed(self, candidate: Side) -> Path:
         """The folder of this one process's rehearsal for the comparison with `candidate`."""
-        return (
-            self.folder if candidate.rounds_to is None else self.folder / f"follow{self._number(candidate)}"
-        )
+        return self.folder / ("" if candidate.rounds_to is None else f"follow{self._number(candidate)}")
 
     def _number(self, candidate: Side) -> int:
         if candidate not in self.candidates:
-            raise ValueError(
-                f"{candidate.folder} is not among the sides that Comparison.run_reference was given"
-            )
+            message = "is not among the sides that Comparison.run_reference was given"
+            raise ValueError(f"{candidate.folder} {message}")
         return self.candidates.index(candidate)
 
 
@@ -224,13 +221,8 @@ def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
     command = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
     inside = environment(plan, {**os.environ, **(variables or {})}) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(
-        command,
-        env=inside,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        preexec_fn=tied_to(os.getpid()),
-    )
+        command, env=inside, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=tied_to(os.getpid())
+    )  # fmt: skip
     if done.returncode:
         print(done.stderr, file=sys.stderr)
     return done.returncode

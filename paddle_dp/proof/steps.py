@@ -127,18 +127,16 @@ class StepComparison:
 
         A weight that is not finite at the end counts only if the updates before it were finite.
         """
-        last = [Key.read(number) for number in self.reference.keys if number.startswith("weight|")]
-        pairs = (
-            (self.reference.array(key("initial", 0, w.name)), self.reference.array(key(*w))) for w in last
+        read, last = (
+            self.reference.array,
+            [number for number in self.reference.keys if number.startswith("weight|")],
         )
-        learned = self._finite_steps > 1  # before the numbers broke
+        pairs = ((read(key("initial", 0, Key.read(number).name)), read(number)) for number in last)
+        finite_steps = len(self.steps) if self.broken is None else self.broken.number - 1
+        learned = finite_steps > 1  # before the numbers broke
         return any(
             bool(np.any((before != after) & (learned | np.isfinite(after)))) for before, after in pairs
         )
-
-    @property
-    def _finite_steps(self) -> int:
-        return len(self.steps) if self.broken is None else self.broken.number - 1
 
     def _step(self, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Step:
         eps = EPS[self.dtype]
@@ -153,17 +151,14 @@ class StepComparison:
                 if name.startswith(SCORE)
             },
             empty=bool(reference.get("empty") and candidate.get("empty")),
-            noise_spread=max(
-                self._relative_spread(quantity, number, eps) for quantity in ("loss", "gradient_norm")
-            ),
+            noise_spread=max(self._relative_spread(name, number, eps) for name in ("loss", "gradient_norm")),
         )
 
     def _relative_spread(self, quantity: str, number: int, eps: float) -> float:
         """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
         training made small is chaos."""
-        sizes = [
-            abs(row[quantity]) for row in self.reference.facts["rows"][:number] if np.isfinite(row[quantity])
-        ]
+        values = [row[quantity] for row in self.reference.facts["rows"][:number]]
+        sizes = [abs(value) for value in values if np.isfinite(value)]
         return ratio(self._noise_spread(quantity, eps)[number - 1], max(sizes, default=0.0))
 
     def _pair(
@@ -178,9 +173,9 @@ class StepComparison:
         spread = self._noise_spread(quantity, eps)
         next_drift = spread[number] if number < len(spread) else spread[-1] * growth(spread)
         next_drift = max(next_drift, spread[number - 1])  # the number may be smaller in the next step
-        rounded = (
-            self.candidate.rounded(key("gradient norm", number, "")) if quantity == "gradient_norm" else 0.0
-        )
+        rounded = 0.0
+        if quantity == "gradient_norm":
+            rounded = self.candidate.rounded(number_key(quantity, number))
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
         drift = self.turned * next_drift + rounded / LARGEST_R
@@ -203,9 +198,8 @@ class StepComparison:
     def _weights(self) -> Pair:
         """The distance of all trained weights together, without elements that lack a true gradient."""
         distance = noise = size = 0.0
-        for number in sorted(
-            n for n in self.reference.keys & self.candidate.keys if Key.read(n).kind == "weight"
-        ):
+        common = self.reference.keys & self.candidate.keys
+        for number in sorted(n for n in common if n.startswith("weight|")):
             reference, candidate = self.reference.array(number), self.candidate.array(number)
             noisy = self.reference.noise(number)
             most = noisy[0] if noisy is not None else np.zeros_like(reference)

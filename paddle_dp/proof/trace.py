@@ -290,9 +290,8 @@ class RecordedSide:
     def _noise(self, wide: bool, sheet: Writer, results: RunResults) -> dict[str, Any]:
         """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
         precision = self.run_settings.precision
-        updated = (
-            results.recorded[0] if results.recorded else 1
-        )  # with the initial weights, on a batch that counts
+        # The first update: with the initial weights, on a batch that counts.
+        updated = results.recorded[0] if results.recorded else 1
         floors, drift = Floors(sheet), []
         if self.mesh.ranks == 1:
             kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))

@@ -75,9 +75,7 @@ class Verdict:
         if (self.reference.failed is None) == (self.candidate.failed is None):
             return None
         reference, candidate = "one process", f"{self.candidate.ranks} ranks"
-        failed_side, other = (
-            (reference, candidate) if self.candidate.failed is None else (candidate, reference)
-        )
+        failed_side, other = (reference, candidate) if self.reference.failed else (candidate, reference)
         return f"in float64 {failed_side} failed, and {other} did not: {self.reference.failed or self.candidate.failed}"
 
     @cached_property
@@ -256,11 +254,8 @@ class Verdict:
         dependence = self.reference.facts.get("dependence")
         if dependence is None:
             return
-        name, step, shown = (
-            dependence["name"],
-            dependence["step"],
-            f"{_percent(dependence['distance'])} apart",
-        )
+        name, step = dependence["name"], dependence["step"]
+        shown = f"{_percent(dependence['distance'])} apart"
         if dependence["plain"] is not None:
             shown = f"{dependence['plain']:.9g}, and {dependence['other']:.9g}"
         if dependence["kind"] == "order":
@@ -300,23 +295,22 @@ class Verdict:
         turned = self.native.turned
         if turned:
             worst = max(turned, key=lambda name: turned[name])
-            alone = (
-                "" if self.wide else " Without float64, a fault of the first batch alone would look the same."
-            )
             yield (
                 f"In {self.native.dtype} the first gradients of {worst}{and_more(turned)} are {turned[worst]:.2g} × "
                 "the noise apart, and those of other batches are not, as a fault's would be: rounding turned a ReLU or "
-                f"a pooling over.{alone}"
+                "a pooling over."
+                + (
+                    ""
+                    if self.wide
+                    else " Without float64, a fault of the first batch alone would look the same."
+                )
             )
 
     def _lost(self) -> Iterator[str]:
         step = self.steps.lost
         if step is not None:
-            off = (
-                f"off itself by {100 * step.noise_spread:.0f} %"
-                if isfinite(step.noise_spread)
-                else "not finite"
-            )
+            spread = step.noise_spread
+            off = f"off itself by {100 * spread:.0f} %" if isfinite(spread) else "not finite"
             yield (
                 f"From step {step.number} on one process is {off} when its weights "
                 "move by one unit in the last place: from there on losses, gradient norms and weights are shown, not "

@@ -134,18 +134,14 @@ class Watched:
             make_late(self.learner, side.assembly.setup.seed)
         self._metrics: dict[str, float] = {}  # of the current update
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
-        self.every = (
-            wide or self.learner.exchange.rounds_to is not None or side.run_settings.follows is not None
-        )
+        rounds_to, follows = self.learner.exchange.rounds_to, side.run_settings.follows
+        self.every = wide or rounds_to is not None or follows is not None
         self.recorder = ProofRecorder(self.learner, put, noisy is None, self._follow)
         self.hooks = OutputHooks(self.learner) if wide or noisy is None else None
         self.results = RunResults(
-            recorded=self.recorder.recorded,
-            copy_groups=self.recorder.copy_groups,
-            copies=self.recorder.copies,
-            rounds_to=self.learner.exchange.rounds_to,
-            rounded=self.recorder.rounded,
-        )
+            recorded=self.recorder.recorded, copy_groups=self.recorder.copy_groups, copies=self.recorder.copies,
+            rounds_to=rounds_to, rounded=self.recorder.rounded,
+        )  # fmt: skip
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         self.memory: Memory | None = None
         self._evaluate(put, 0)

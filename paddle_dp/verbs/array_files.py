@@ -15,6 +15,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -100,33 +101,26 @@ def _single_array(file: Path, kind: str) -> Array:
     if kind == ".npz":
         named = _archive(file)
         return named[_only(list(named), file)]
-    try:
+    with _reading(file):
         array: Array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _unreadable(file, error) from None
     return array
 
 
 def _archive(file: Path) -> dict[str, Array]:
-    try:
+    with _reading(file):
         opened = np.load(file, allow_pickle=False)
         if isinstance(opened, np.ndarray):
             return {"inputs": opened}
         with opened:
             return {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise _unreadable(file, error) from None
 
 
 def _numbers(file: Path) -> Array:
     """The rows of a table of numbers, without its header, if it has one."""
-    try:
-        with open(file, encoding="utf-8-sig") as stream:
-            header = not all(map(_is_number, stream.readline().strip().split(",")))
-            stream.seek(0)
-            return np.loadtxt(stream, delimiter=",", ndmin=2, skiprows=int(header))
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from None
+    with _reading(file), open(file, encoding="utf-8-sig") as stream:
+        header = not all(map(_is_number, stream.readline().strip().split(",")))
+        stream.seek(0)
+        return np.loadtxt(stream, delimiter=",", ndmin=2, skiprows=int(header))
 
 
 def _is_number(text: str) -> bool:
@@ -139,12 +133,9 @@ def _is_number(text: str) -> bool:
 
 def _table(file: Path) -> dict[str, Array]:
     """{name in the header: column}."""
-    try:
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            header, *rows = [row for row in csv.reader(stream) if row]
+    with _reading(file), open(file, encoding="utf-8-sig", newline="") as stream:
+        header, *rows = [row for row in csv.reader(stream) if row]
         columns = np.array(rows, dtype="float64").reshape(len(rows), len(header)).T
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from None
     return {name.strip(): column for name, column in zip(header, columns, strict=True)}
 
 
@@ -164,10 +155,8 @@ def _column(file: Path, spec: InputArray, named: Mapping[str, Array], inputs: In
 
 
 def _lines(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
-    try:
+    with _reading(file):
         lines = file.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -209,5 +198,10 @@ def _only(names: list[str], file: Path) -> str:
     raise DataError(f"{file} has {', '.join(names) or 'no array'}: call the one to read `inputs`.")
 
 
-def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file} cannot be read as an array: {error}")
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Context in which a file that cannot be read as arrays raises DataError."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise DataError(f"{file} cannot be read as an array: {error}") from None

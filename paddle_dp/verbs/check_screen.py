@@ -6,18 +6,19 @@ The screen shows bytes and seconds in three digits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paddle_dp.axes.meta_init import built, describe_weights
-from paddle_dp.core.parameter_groups import describe_groups, group
+from paddle_dp.core.parameter_groups import describe_groups
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
-from paddle_dp.part import adapted, lazily
+from paddle_dp.part import lazily
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Compute, bound
 from paddle_dp.plan.exchange import Sent, sent
@@ -38,6 +39,7 @@ from paddle_dp.verbs.forecast import (
     activation_format,
     activations,
     between,
+    grouped_model,
     layout_of,
     order_of,
 )
@@ -64,8 +66,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
-        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
-        group(model, recipe.optimizer.groups, before)
+        model = grouped_model(recipe)
         remarks = recipe.optimizer.prepare(model)
         turns = {name: turn.match for name, turn in recipe.turns.items()}
         remarks += [
@@ -140,23 +141,16 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
 
 def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
     """The bytes that the rank holds, by name."""
-    sizes = {
-        "weights": memory.state.parameters,
-        "gradients": memory.state.gradients,
-        "optimizer": memory.state.optimizer,
-    }
+    state = memory.state
+    sizes = {"weights": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
     if memory.extra:
         sizes[_buffers_label(layout)] = memory.extra
     if memory.transient:
         sizes[_transit_label(layout)] = memory.transient
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
-        name = (
-            "activations (estimate, flash attention)"
-            if activation_format(recipe, layout).flash
-            else "activations (estimate)"
-        )
-        sizes[name] = forward
+        kernel = ", flash attention" if activation_format(recipe, layout).flash else ""
+        sizes[f"activations (estimate{kernel})"] = forward
     return sizes
 
 
@@ -239,9 +233,9 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
 
 
 def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:
-    sizes: dict[tuple[str, str], float] = {}
+    sizes: defaultdict[tuple[str, str], float] = defaultdict(float)
     for each in transfers:
-        sizes[each.axis, each.payload] = sizes.get((each.axis, each.payload), 0.0) + each.bytes
+        sizes[each.axis, each.payload] += each.bytes
     return sizes
 
 

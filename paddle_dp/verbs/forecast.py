@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.core.parameter_groups import group
@@ -53,12 +53,17 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     )
 
 
+def grouped_model(recipe: Recipe) -> Any:
+    """The recipe's model, adapted and grouped as in training."""
+    model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+    group(model, recipe.optimizer.groups, before)
+    return model
+
+
 def blocks_of(recipe: Recipe) -> Blocks:
     """The weights of the recipe's model, grouped and adapted as in training, without memory for them."""
     with lazily():
-        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
-        group(model, recipe.optimizer.groups, before)
-        return describe_weights(model)
+        return describe_weights(grouped_model(recipe))
 
 
 def layout_of(recipe: Recipe, ranks: int) -> Layout:

@@ -35,9 +35,6 @@ from paddle_dp.verbs.forecast import layout_of, masks_documents
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
-_HOUR = 3600.0  # seconds
-_WIDTH = 100
-_HEAD = "rank  data shard pipe tensor batches recompute    8 of 10 within       memory  of peak"
 
 
 def rank_numbers(text: str) -> list[int]:
@@ -80,9 +77,8 @@ class RecipePlan:
         """Plans the recipe in the file for each of these numbers of cards; `probe`: the device was measured. Raises
         UsageError for a recipe that cannot be planned, with the reason."""
         recipe = read_recipe(file, settings)
-        rates = (
-            SHEET if probe is None else probe.checked_rates(device, recipe.train.precision.dtype, max(ranks))
-        )
+        dtype = recipe.train.precision.dtype
+        rates = SHEET if probe is None else probe.checked_rates(device, dtype, max(ranks))
         planner = planner_of(recipe, hybrid(file, settings, recipe), device, rates)
         layouts = {n: current(recipe, planner.shape, n) for n in ranks}
         rankings = tuple(
@@ -98,14 +94,12 @@ class RecipePlan:
         """The plan as one JSON object; seconds without a limit are null."""
         bars = self.planner.bars
         return {
-            "recipe": self.recipe.name,
-            "parameters": total_parameters(self.planner.blocks),
-            "model": asdict(self.planner.model),
-            "batch": self.recipe.train.batch,
+            "recipe": self.recipe.name, "parameters": total_parameters(self.planner.blocks),
+            "model": asdict(self.planner.model), "batch": self.recipe.train.batch,
             "device": asdict(self.planner.device),
             "bar": {"class": bars, "ratio": BARS[bars], "runs": RUNS[bars], "tie": TIE, "stage3": STAGE3},
             "rankings": [self._ranking_fields(ranking) for ranking in self.rankings],
-        }
+        }  # fmt: skip
 
     def _ranking_fields(self, ranking: LayoutRanking) -> dict[str, Any]:
         def row(planned: PlannedLayout | Misfit | None) -> dict[str, Any] | None:
@@ -122,14 +116,12 @@ class RecipePlan:
             }  # fmt: skip
 
         return {
-            "ranks": ranking.ranks,
-            "legal": ranking.legal,
-            "chosen": row(ranking.chosen),
-            "current": row(ranking.current),
+            "ranks": ranking.ranks, "legal": ranking.legal,
+            "chosen": row(ranking.chosen), "current": row(ranking.current),
             "ranked": [row(each) for each in ranking.ranked],
             "not_foretold": [row(each) for each in ranking.unforetold],
             "do_not_fit": [row(each) for each in ranking.misfits],
-        }
+        }  # fmt: skip
 
 
 def hybrid(file: Path, settings: Sequence[str], recipe: Recipe) -> Recipe:
@@ -165,15 +157,9 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
     shape: Shape = as_hybrid.strategy.config.shape(as_hybrid)
     tied = bool(getattr(recipe.model.config, "tied", False))
     return Planner(
-        model=sizes,
-        blocks=blocks,
-        shape=replace(shape, partition="uniform"),
-        device=device,
-        numerics=numerics,
-        tied=tied,
-        elementwise=getattr(recipe.optimizer.config, "elementwise", True),
-        rates=rates,
-    )
+        model=sizes, blocks=blocks, shape=replace(shape, partition="uniform"), device=device, numerics=numerics,
+        tied=tied, elementwise=getattr(recipe.optimizer.config, "elementwise", True), rates=rates,
+    )  # fmt: skip
 
 
 def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
@@ -196,13 +182,9 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
     widths = Widths.for_states(states_of(recipe.optimizer.config), low=low and precision.level == "O2")
     sent = 2 if getattr(as_hybrid.strategy.config, "reduce_dtype", None) == "bfloat16" else widths.gradient
     return Numerics(
-        low=low,
-        widths=widths,
-        gradient=sent,
-        flash=low and device.bfloat16,
-        accelerator=device.accelerator,
+        low=low, widths=widths, gradient=sent, flash=low and device.bfloat16, accelerator=device.accelerator,
         masked=masks_documents(recipe),
-    )
+    )  # fmt: skip
 
 
 def current(recipe: Recipe, shape: Shape, ranks: int) -> Candidate | str:

@@ -88,15 +88,8 @@ def _draw_times(axes: Any, rows: Rows, is_curve: bool) -> None:
         for name in COLORS:
             width = row.shares[name] * row.seconds * unit
             axes.barh(
-                y,
-                width,
-                left=left,
-                height=0.62,
-                color=COLORS[name],
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-            )
+                y, width, left=left, height=0.62, color=COLORS[name], hatch=hatch, edgecolor="white", linewidth=0.4
+            )  # fmt: skip
             left += width
         _whisker(axes, row.low * unit, row.high * unit, y)
         ends.append((row.high if row.rank else row.seconds) * unit)

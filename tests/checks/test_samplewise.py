@@ -19,7 +19,8 @@ from paddle_dp.assembly import trial
 from paddle_dp.assembly.trial import ForkRunner, in_fork, understood
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks import samplewise
-from paddle_dp.checks.samplewise import Findings, mixing
+from paddle_dp.checks.model_mixing import mixing
+from paddle_dp.checks.samplewise import Findings
 from paddle_dp.core.optimizer import check_ungrouped
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner

@@ -1,0 +1,117 @@
+"""Tries whether a model's outputs for a sample depend on the other samples of its batch; with the parts that other
+trials of samples need, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import call
+from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.consistency import digests
+from paddle_dp.core.dropout import Scope, install
+from paddle_dp.core.dropout.uncaught import DrawMonitor
+from paddle_dp.core.memory_error import memory_error, unallocated
+from paddle_dp.core.precision import cast, default_dtype, read_by
+from paddle_dp.core.trial import Result, TrialRunner
+from paddle_dp.model.compiled import plain_forward
+
+Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
+
+CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
+UNTRIED = "whether {} treats each sample alone: {}"
+
+
+def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
+    """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
+
+    Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
+    elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
+    """
+    name, pair = type(model).__name__, cast(pair, read_by(model))
+    if exact:
+        install()
+    for evaluation in (True, False):
+        results: list[Result] = []
+        for position, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
+            scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
+            try:
+                results.append(run_trial(partial(_outputs, model, rows(pair, cut), scope, evaluation)))
+            except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
+                return [], [untried(name, "of one sample", error)] if results else []
+        # Random numbers, or masks without a sample: the learner names its draws.
+        if any(result["drew"] for result in results):
+            continue
+        together, *alone = [result["arrays"] for result in results]
+        if not all(_close(both, each) for both, each in _matched(together, alone)):
+            when = "also in evaluation" if evaluation else "in training"
+            return [
+                f"the outputs of {name} for a sample depend on the other samples in its batch, {when}: each rank "
+                "computes them from its own samples"
+            ], []
+        both, first, second = [result["buffers"] for result in results]
+        # `buffers` detects values that depend on the samples themselves: they then differ between ranks.
+        if counts := [n for n in both if both[n] != first.get(n) == second.get(n)]:
+            return [
+                f"buffer {counts[0]} depends on the number of samples that forward gets: a rank, or a copy of the "
+                "model, gets only its share, and one process gets all"
+            ], []
+    return [], []
+
+
+def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
+    """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
+    watch = DrawMonitor()
+    with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
+        for layer in model.sublayers(include_self=True):
+            layer.training = layer.training and not evaluation and not is_batch_norm(layer)
+        outputs = answers(call(model, samples, plain_forward(model)))
+    buffers = dict(model.named_buffers())
+    arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in outputs]
+    left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
+    return {"arrays": arrays, "buffers": left, "drew": bool(watch.kinds_by_layer or watch.doubted)}
+
+
+def _matched(
+    together: list[np.ndarray], alone: list[list[np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs each output of both samples, [2, …] or with several rows each, with the single samples' outputs; skips
+    outputs without a sample dim."""
+    for both, first, second in zip(together, *alone, strict=False):
+        if not both.ndim or not first.shape == second.shape != both.shape:
+            continue
+        if both.shape == (2 * first.shape[0], *first.shape[1:]):
+            yield both, np.concatenate([first, second])
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    difference, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
+    return not difference > CLOSE * largest  # other checks report NaN
+
+
+def rows(data: Any, cut: slice) -> Any:
+    """Some samples of nested tensors."""
+    return paddle.utils.map_structure(lambda x: x[cut], data)
+
+
+def answers(outputs: Any) -> list[paddle.Tensor]:
+    """The floating-point tensors of a model's outputs."""
+    flat = paddle.utils.flatten(outputs)
+    return [x for x in flat if isinstance(x, paddle.Tensor) and x.is_floating_point()]
+
+
+def untried(name: str, when: str, error: Exception) -> str:
+    """The sentence on a trial that failed; `when`: with which samples."""
+    if memory_error(error) is not None:
+        size = f" ({size})" if (size := unallocated(error)) else ""
+        return UNTRIED.format(
+            name, f"the trial ran out of memory{size}: the training itself probably will, too"
+        )
+    gist = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
+    return UNTRIED.format(name, f"{when} there is {gist}")
