@@ -240,16 +240,13 @@ def _why_it_failed(alone: EventTrace, outcome: Outcome) -> str:
 
 def _failure(trace: EventTrace, outcome: Outcome, ranks: int) -> str:
     """The message for the script's own failure on N ranks; "" without one."""
-    silent = [
-        (rank.number, rank.ended) for rank in trace.ranks if rank.ended and rank.ended.reason == "silent"
-    ]
+    ends = {rank.number: rank.ended for rank in trace.ranks if rank.ended is not None}
+    silent = {number: end for number, end in ends.items() if end.reason == "silent"}
     if silent:
-        stood = "; ".join(f"rank {n} in {end.where or 'a library'}" for n, end in silent if end)
-        return f"The script stood still for {silent[0][1].message if silent[0][1] else ''}: {stood}."
+        stood = "; ".join(f"rank {number} in {end.where or 'a library'}" for number, end in silent.items())
+        return f"The script stood still for {next(iter(silent.values())).message}: {stood}."
     unfinished = [rank.number for rank in trace.ranks if rank.ended is None]
-    finished = [
-        rank.number for rank in trace.ranks if rank.ended is not None and rank.ended.reason != "failed"
-    ]
+    finished = [number for number, end in ends.items() if end.reason != "failed"]
     if unfinished and finished:
         return (
             f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank "

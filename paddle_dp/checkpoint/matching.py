@@ -70,8 +70,8 @@ def _refuse(
             f"load.path {settings.path}: {_first(wrong, '; ')}. Name the tensors to load with load.only, or set "
             "load.strict=false to load those that fit."
         )
-    meant = sum(math.prod(here[name]) for name in (*matched.loaded, *matched.other, *matched.initial))
-    fits = sum(math.prod(here[name]) for name in matched.loaded)
+    meant = _numbers((*matched.loaded, *matched.other, *matched.initial), here)
+    fits = _numbers(matched.loaded, here)
     if not matched.loaded or 2 * fits < meant:
         raise UsageError(
             f"load.path {settings.path}: only {fits} of the {meant} numbers that are meant fit this model "
@@ -100,14 +100,10 @@ def table(
     only = f", only {', '.join(settings.only)}" if settings.only else ""
     reshaped = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
     rows = [
-        ("loaded", matched.loaded, sum(math.prod(here[name]) for name in matched.loaded)),
-        ("of another shape, left initial", reshaped, sum(math.prod(here[name]) for name in matched.other)),
-        (
-            "only there, left over",
-            matched.left_over,
-            sum(math.prod(there[name]) for name in matched.left_over),
-        ),
-        ("only here, left initial", matched.initial, sum(math.prod(here[name]) for name in matched.initial)),
+        ("loaded", matched.loaded, _numbers(matched.loaded, here)),
+        ("of another shape, left initial", reshaped, _numbers(matched.other, here)),
+        ("only there, left over", matched.left_over, _numbers(matched.left_over, there)),
+        ("only here, left initial", matched.initial, _numbers(matched.initial, here)),
     ]
     under = f", with {convention} names" if convention else ""
     if weights.passed_over:
@@ -122,6 +118,10 @@ def table(
             if names
         ),
     ]
+
+
+def _numbers(names: Iterable[str], shapes: Shapes) -> int:
+    return sum(math.prod(shapes[name]) for name in names)
 
 
 def _first(items: Iterable[str], between: str) -> str:

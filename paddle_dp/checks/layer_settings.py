@@ -55,18 +55,12 @@ class LayerSettings:
         settings_of_ranks = [
             {(layer, setting): value for layer, setting, value in rows} for rows in rank_rows
         ]
-        user_layers = {
-            name
-            for name, layer in self._learner.placed.named_layers()
-            if not is_library(type(layer).__module__)
-        }
-        owned = {name for names in self._mesh.gather(sorted(user_layers)) for name in names}
-        for layer, setting in keys:
-            values = {
-                str(rank): row[layer, setting]
-                for rank, row in enumerate(settings_of_ranks)
-                if (layer, setting) in row
-            }
+        named = self._learner.placed.named_layers()
+        user_layers = sorted(name for name, layer in named if not is_library(type(layer).__module__))
+        owned = {name for names in self._mesh.gather(user_layers) for name in names}
+        for key in keys:
+            layer, setting = key
+            values = {str(rank): row[key] for rank, row in enumerate(settings_of_ranks) if key in row}
             if len(set(values.values())) < 2:
                 continue
             name = f"model.{layer}".rstrip(".")

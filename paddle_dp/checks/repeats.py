@@ -133,11 +133,8 @@ def _untouched(model: nn.Layer, loss: object) -> Iterator[None]:
     """
     undo = buffers_before(model, loss)
     generators = paddle.get_rng_state(), np.random.get_state(), random.getstate()
-    norms = [
-        layer
-        for layer in model.sublayers(include_self=True)
-        if isinstance(layer, SyncBatchNorm) and layer.training
-    ]
+    layers = model.sublayers(include_self=True)
+    norms = [layer for layer in layers if isinstance(layer, SyncBatchNorm) and layer.training]
     for norm in norms:
         norm.training = False
     paddle.seed(SEED)

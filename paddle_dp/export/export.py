@@ -54,18 +54,12 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
         onnx.write(model, inputs, folder)
         parity["onnx"] = program.compare(onnx.load(folder), inputs, expected, ONNX_TOLERANCE)
     _check_parity(parity)
+    shapes = [vars(program_input) for program_input in read]
     info = {
-        "model": recipe.model.name,
-        "checkpoint": str(checkpoint.folder),
-        **(
-            {"input": vars(read[0])}
-            if len(read) == 1
-            else {"inputs": [vars(program_input) for program_input in read]}
-        ),
-        "classes": list(class_names(data)),
-        "parity": {name: vars(result) for name, result in parity.items()},
-        "paddle": paddle.__version__,
-    }
+        "model": recipe.model.name, "checkpoint": str(checkpoint.folder),
+        **({"input": shapes[0]} if len(shapes) == 1 else {"inputs": shapes}), "classes": list(class_names(data)),
+        "parity": {name: vars(result) for name, result in parity.items()}, "paddle": paddle.__version__,
+    }  # fmt: skip
     (folder / INFO).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
     lines = [f"{recipe.model.name} of {checkpoint.folder}, {size:.1f} MiB"]

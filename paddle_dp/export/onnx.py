@@ -73,9 +73,7 @@ def load(folder: Path) -> program.Call:
         )
     except Exception as error:  # onnxruntime's errors have no common base
         raise ExportError(f"onnxruntime cannot read {FILE}: {error}") from error
-    read = {
-        graph_input.name for graph_input in session.get_inputs()
-    }  # inputs that the model does not use are missing
+    read = {each.name for each in session.get_inputs()}  # inputs that the model does not use are missing
 
     def run(inputs: program.Inputs) -> list[program.Array]:
         named_arrays = zip(program.names(inputs), leaves(inputs), strict=True)

@@ -151,18 +151,16 @@ class ProofRecorder:
 
     def _probed(self, step: int) -> None:
         self._step = step
-        trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         with self.learner.weights.global_gradients():
-            self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
+            self._take("probe", self._gradients())
         self._note_rounded("probe")
 
     def _watched_step(self) -> None:
         if not self._step:
             self._do()
             return
-        trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         with self.learner.weights.global_gradients():
-            gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
+            gradients = self._gradients()
             self._take("gradient", gradients)
             self._compare_copies("gradient", gradients)
         del gradients
@@ -178,6 +176,10 @@ class ProofRecorder:
             kind = "frozen" if after.name in frozen else "update"
             self._put(kind, after, _subtract(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
+
+    def _gradients(self) -> list[tuple[str, Any, Any]]:
+        trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
+        return [(name, p.grad, p) for name, p in trainable if p.grad is not None]
 
     def _note_rounded(self, kind: str) -> None:
         lost = roundings.take()

@@ -55,9 +55,7 @@ class Rehearsals:
     def _differences(self) -> Iterator[Difference]:
         """All differences, in the order of the rehearsal."""
         yield from self._samples()
-        for n, (reference, candidate) in enumerate(
-            zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
-        ):
+        for n, (reference, candidate) in enumerate(self._steps()):
             noisy = [run["rows"][n] for run in self.reference["noise"]]
             for name in _common_numbers(reference, candidate):
                 more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
@@ -72,8 +70,12 @@ class Rehearsals:
         yield from self._evaluations()
         yield from self._resumed()
 
+    def _steps(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Each step's rows on both sides."""
+        return zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
+
     def _samples(self) -> Iterator[Difference]:
-        for reference, candidate in zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True):
+        for reference, candidate in self._steps():
             step, more = reference["step"], sorted({*candidate["read"]} - {*reference["read"]})
             less = sorted({*reference["read"]} - {*candidate["read"]})
             if more or less:
@@ -117,13 +119,9 @@ class Rehearsals:
     def _resumed(self) -> Iterator[Difference]:
         resumed = self.candidate["resumed"]
         for before, after in zip(self.candidate["rows"][SAVED:], resumed["rows"], strict=True):
-            names = {
-                "read": "samples",
-                **{name: NUMBER_NAMES.get(name, name) for name in _common_numbers(before, after)},
-            }
-            changed = [
-                label for name, label in names.items() if not _equal(before.get(name), after.get(name))
-            ]
+            names = ["read", *_common_numbers(before, after)]
+            labels = {"read": "samples", **NUMBER_NAMES}
+            changed = [labels.get(n, n) for n in names if not _equal(before.get(n), after.get(n))]
             if changed:
                 yield Difference(
                     before["step"], "resume",

@@ -40,12 +40,13 @@ from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
+from paddle_dp.proof.record import Put
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.samples import evaluated_samples, first_samples
 from paddle_dp.proof.sides import failed_together
 from paddle_dp.proof.trace_files import Floors, Trace, Writer
-from paddle_dp.proof.watched import RunResults, RunSettings, Watched
+from paddle_dp.proof.watched import RunResults, RunSettings, WatchedRun
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
 from paddle_dp.train.meter import peak_memory
@@ -303,10 +304,10 @@ class RecordedSide:
                 drift += [noisy.rows] if kind.long and not wide else []
         return {"noise": floors.norms, "drift": drift}
 
-    def _watch(self, *arguments: Any) -> RunResults:
+    def _watch(self, wide: bool, put: Put, steps: int | None = None) -> RunResults:
         """Does one run; its learner is freed afterwards."""
         gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
-        return Watched(self, *arguments).results
+        return WatchedRun(self, wide, put).run(steps)
 
     def follow(self, number: int, folder: Path, ranks: int) -> None:
         """If ranks round their gradients: trains with these, so that each step begins with the ranks' weights, and

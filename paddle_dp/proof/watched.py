@@ -121,14 +121,13 @@ class RunResults:
     rounded: dict[str, float] = field(default_factory=dict)
 
 
-class Watched:
-    """Does a run on construction, and holds its `results`."""
+class WatchedRun:
+    """One run of a side with a new learner, in float64 if `wide`; it passes its quantities to `put`."""
 
-    def __init__(self, side: Watchable, wide: bool, put: Put, steps: int | None = None):
-        """Passes quantities to `put`; ends after `steps` steps, or after all."""
-        self.side, self.mesh, self.wide = side, side.mesh, wide
-        noisy = side.run_settings.noise
-        self.order_of = noisy.order if noisy is not None else None
+    def __init__(self, side: Watchable, wide: bool, put: Put):
+        self.side, self.mesh, self.wide, self.put = side, side.mesh, wide, put
+        self.noise = side.run_settings.noise
+        self.order_of = self.noise.order if self.noise is not None else None
         self.learner = side.learner()
         if not wide:
             make_late(self.learner, side.assembly.setup.seed)
@@ -136,43 +135,50 @@ class Watched:
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         rounds_to, follows = self.learner.exchange.rounds_to, side.run_settings.follows
         self.every = wide or rounds_to is not None or follows is not None
-        self.recorder = ProofRecorder(self.learner, put, noisy is None, self._follow)
-        self.hooks = OutputHooks(self.learner) if wide or noisy is None else None
+        self.recorder = ProofRecorder(self.learner, put, self.noise is None, self._follow)
+        self.hooks = OutputHooks(self.learner) if wide or self.noise is None else None
         self.results = RunResults(
             recorded=self.recorder.recorded, copy_groups=self.recorder.copy_groups, copies=self.recorder.copies,
             rounds_to=rounds_to, rounded=self.recorder.rounded,
         )  # fmt: skip
-        memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
+        measures_memory = side.options.get("measure_memory") and not wide
+        self.memory_meter = MemoryMeter(self.learner) if measures_memory else None
         self.memory: Memory | None = None
-        self._evaluate(put, 0)
-        if noisy is None:
-            self.recorder.initial()
-            self.memory = self._watch_state()
-        if not wide:
-            self._probe()
-        side.chosen.read.clear()
         self._reads: list[list[int]] = []  # by step: the samples that this rank read
+
+    def run(self, steps: int | None) -> RunResults:
+        """Evaluates, trains the first `steps` batches, or all, and records the end. Collective."""
+        self._evaluate(0)
+        if self.noise is None:
+            self.recorder.initial()
+            self.learner.runner.draws.watch_on()
+            self.memory = Memory(self.learner)
+            self.results.memory = self.memory.steps
+        if not self.wide:
+            self._probe()
+        self.side.chosen.read.clear()
         with self.learner.training():
-            for step, batch in enumerate(side.batches(wide), start=1):
+            for step, batch in enumerate(self.side.batches(self.wide), start=1):
                 self._learn(step, batch)
                 if step == steps:
                     break
         self._gather_reads()
-        if wide:
+        if self.wide:
             self.results.divergence = self.recorder.final(len(self.results.rows))
-            self._evaluate(put, len(self.results.rows))
+            self._evaluate(len(self.results.rows))
         else:
             self.recorder.weights(len(self.results.rows))
         if self.mesh.is_main:
-            self._put_numbers(put)
+            self._put_numbers()
         if self.hooks is not None:
             self.hooks.remove()
-        if memory_meter is not None:
-            side.facts["held"] = self.mesh.gather(memory_meter.read())
+        if self.memory_meter is not None:
+            self.side.facts["held"] = self.mesh.gather(self.memory_meter.read())
         self.learner.runner.draws.gather_later()
         self.results.differences = self.learner.differences()
+        return self.results
 
-    def _evaluate(self, put: Put, step: int) -> None:
+    def _evaluate(self, step: int) -> None:
         """Passes on the numbers of some held-out samples after `step` updates. Collective.
 
         There are none if the evaluation fails, for instance as no target of these samples counts: one process has none
@@ -188,7 +194,7 @@ class Watched:
         self.results.evaluated = evaluation.samples
         for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
             number = key("evaluation", step, name)
-            put(number, TensorShard.full(number, np.array([value], "float64")))
+            self.put(number, TensorShard.full(number, np.array([value], "float64")))
 
     def _probe(self) -> None:
         """Records the gradients of further batches with the initial weights; the first batch is step 1's."""
@@ -196,19 +202,12 @@ class Watched:
             with self.recorder.probing(step):
                 self.learner.train_batch(self._in_order(batch), collect_metrics=self.side.alone)
 
-    def _watch_state(self) -> Memory:
-        """Watches draws from now on; returns a record of the layers' state for each step."""
-        self.learner.runner.draws.watch_on()
-        memory = Memory(self.learner)
-        self.results.memory = memory.steps
-        return memory
-
-    def _put_numbers(self, put: Put) -> None:
+    def _put_numbers(self) -> None:
         """Passes on the losses, gradient norms and scores of the steps that were read."""
         for step, row in enumerate(self.results.rows, start=1):
             for name in numbers_of(row):
                 number = number_key(name, step)
-                put(number, TensorShard.full(number, np.array([row[name]], "float64")))
+                self.put(number, TensorShard.full(number, np.array([row[name]], "float64")))
 
     def _follow(self, step: int) -> None:
         """Changes the gradients between backward and an update, where the run asks for it."""
