@@ -108,16 +108,11 @@ def table(
     under = f", with {convention} names" if convention else ""
     if weights.passed_over:
         rows.append(("only there, of no use here", weights.passed_over, 0))
-    return [
-        f"weights from {weights.folder}{under}{only}:",
-        *(
-            f"  {label:<30} {len(names):>5} tensors {numbers:>13,} numbers  {_first(names, ', ')}".replace(
-                f"{0:>13,} numbers", " " * 21
-            )
-            for label, names, numbers in rows
-            if names
-        ),
-    ]
+    lines = [f"weights from {weights.folder}{under}{only}:"]
+    for label, names, numbers in rows:
+        count = f"{numbers:>13,} numbers" if numbers else " " * 21
+        lines += [f"  {label:<30} {len(names):>5} tensors {count}  {_first(names, ', ')}"] if names else []
+    return lines
 
 
 def _numbers(names: Iterable[str], shapes: Shapes) -> int:

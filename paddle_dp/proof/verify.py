@@ -21,6 +21,7 @@ from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.proof.verdict import DIFFERENT, compare_sides
 from paddle_dp.recipe import read_recipe
+from paddle_dp.text import plural
 
 
 def verify(  # noqa: PLR0913 - the options of the command
@@ -124,8 +125,6 @@ def _nothing_on_stdout() -> Iterator[None]:
 
 
 def _announce(steps: int, ranks: int, start: Path | None) -> None:
+    run = f"2 steps in float64 and {steps} in the recipe's precision"
     after = "" if start is None else f" from {start.name} on"
-    print(
-        f"running 2 steps in float64 and {steps} in the recipe's precision{after} on {ranks} rank{'s' * (ranks > 1)} …",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    print(f"running {run}{after} on {plural(ranks, 'rank')} …", file=sys.stderr, flush=True)

@@ -85,7 +85,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         )
     except DataError as error:
         yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
-    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
+    yield f"{plural(ranks, 'rank')}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
     memories = rank_memories(blocks, layout) if rank is None else [rank_memory(blocks, layout, rank)]
     shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
     for memory in memories if layout.degrees.servers else [shown]:

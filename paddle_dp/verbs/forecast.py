@@ -101,7 +101,8 @@ def order_of(layout: Layout, micro_batches: int) -> WorkOrder:
 
 @runtime_checkable
 class TransformerSizes(Protocol):
-    """The settings of a model for which activations can be estimated."""
+    """The settings of a model for which activations can be estimated. It may also have `kv_heads`, where several heads
+    of q share one of k and v, and `head_width`, where that is another than `width` / `heads` (None: it is not)."""
 
     width: int
     heads: int
@@ -110,29 +111,14 @@ class TransformerSizes(Protocol):
     vocab: int
 
 
-@runtime_checkable
-class GroupedHeads(Protocol):
-    """The settings of a model in which several heads of q share one of k and v."""
-
-    heads: int
-    kv_heads: int
-
-
-@runtime_checkable
-class HeadWidth(Protocol):
-    """The settings of a model with heads of another width than `width` / `heads`, which None stands for."""
-
-    head_width: int | None
-
-
 def between(recipe: Recipe, layout: Layout) -> Between | None:
     """The activations between blocks for a step's samples on a rank; None unless the model is a transformer."""
     model = recipe.model.config
     if not isinstance(model, TransformerSizes):
         return None
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    kv_fraction = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
-    head_width = model.head_width if isinstance(model, HeadWidth) else None
+    kv_fraction = getattr(model, "kv_heads", model.heads) / model.heads
+    head_width = getattr(model, "head_width", None)
     widths = model.heads * head_width / model.width if head_width else 1.0  # of q and of attention's output
     return Between(
         numbers=samples * model.length * model.width,
@@ -181,6 +167,6 @@ def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | None:
         return None
     return Transformer(
         depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length, tables=2,
-        kv_heads=config.kv_heads if isinstance(config, GroupedHeads) else config.heads, hidden=4 * config.width,
+        kv_heads=getattr(config, "kv_heads", config.heads), hidden=4 * config.width,
         matrices=2,
     )  # fmt: skip
