@@ -104,10 +104,8 @@ class TrainingSettings:
 def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     """Code, and the recipe or the settings of a script, by dotted key: known before the task is made."""
     if (recipe := setup.recipe) is not None:
-        codes = source_code.recipe_code(recipe)
-        other_code = {
-            key: code for key, code in source_code.module_code().items() if code not in codes.values()
-        }
+        codes, modules = source_code.recipe_code(recipe), source_code.module_code()
+        other_code = {key: code for key, code in modules.items() if code not in codes.values()}
         return {**codes, **other_code, **recipe_facts(recipe)}
     requested = setup.requested
     train = {

@@ -231,7 +231,8 @@ def _array(value: Any) -> Any:
     kind = f"{dtype_of(value) if is_tensor else value.dtype}{list(value.shape)}"
     if (nbytes(value) if is_tensor else value.nbytes) > _MAX_ARRAY_BYTES:
         return kind
-    return f"{kind}, {checksum((value.numpy() if is_tensor else value).tobytes())}"
+    content = np.ascontiguousarray(value.numpy() if is_tensor else value)
+    return f"{kind}, {checksum(content.tobytes())}"
 
 
 def _in_short(values: Any) -> Any:

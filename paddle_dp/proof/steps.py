@@ -127,10 +127,8 @@ class StepComparison:
 
         A weight that is not finite at the end counts only if the updates before it were finite.
         """
-        read, last = (
-            self.reference.array,
-            [number for number in self.reference.keys if number.startswith("weight|")],
-        )
+        read = self.reference.array
+        last = [number for number in self.reference.keys if number.startswith("weight|")]
         pairs = ((read(key("initial", 0, Key.read(number).name)), read(number)) for number in last)
         finite_steps = len(self.steps) if self.broken is None else self.broken.number - 1
         learned = finite_steps > 1  # before the numbers broke
