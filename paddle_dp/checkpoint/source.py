@@ -105,8 +105,9 @@ class SafetensorsFile:
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         info = self._infos[name]
         slices = box_at(offset, shape, info.shape).slices
+        columns = (slice(None), *slices[1:])
         rows = read_rows(self._file, info, slices[0] if slices else None)
-        return np.ascontiguousarray(rows[(slice(None), *slices[1:])]) if slices else rows
+        return np.ascontiguousarray(rows[columns]) if slices else rows
 
 
 class IndexedFiles:
