@@ -22,6 +22,7 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddle_dp.assembly import assemble
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import DivergenceError
 from paddle_dp.train import Callback, Moment
@@ -279,8 +280,6 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) 
 
 def moved(folder: str) -> list[Any]:
     """The weights after a training of models with generators of their own: tried before, and not."""
-    from paddle_dp.assembly import assemble
-
     found = []
     for lie in (layer_drop, drop_by_numpy, by_turns):
         both = []

@@ -12,6 +12,7 @@ from PIL import Image
 
 from paddle_dp.assembly import first_forward
 from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
+from paddle_dp.core.loss import loss_of
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
@@ -135,8 +136,6 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
 
 
 def _loss(function):
-    from paddle_dp.core.loss import loss_of
-
     return loss_of(
         type("Part", (), {"build": lambda self: function, "name": "bad", "shelf": "losses"})(), None, "mlp"
     )

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddle import nn
 
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.initial import match
-from paddle_dp.checkpoint import load, merge
+from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.checkpoint import load, merge, save
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.mesh import Mesh
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.recipe import Load, read_recipe
+from tests.parity import recorded
 from tests.ranks import run_ranks
 
 HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
@@ -112,10 +115,6 @@ def test_a_part_of_it_for_fine_tuning(
 
 
 def test_a_script_gives_it_as_a_path_or_as_a_recipe_does(tmp_path: Path) -> None:
-    from paddle import nn
-
-    from paddle_dp.assembly.trainer import Trainer
-
     class Ones:
         def __len__(self) -> int:
             return 4
@@ -164,10 +163,6 @@ def test_any_box_of_a_safetensors_file(first: Path, tmp_path: Path) -> None:
 
 def loaded_on_ranks(folder: str, path: str, strategy: str) -> Any:
     """In every rank: the weights of a training that begins with those at `path`, saved, and its losses."""
-    from paddle_dp.checkpoint import save
-    from paddle_dp.mesh import join
-    from tests.parity import recorded
-
     mesh = join(seed=2)
     own = Path(folder) / str(mesh.rank)
     own.mkdir()

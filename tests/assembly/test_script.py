@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ import paddle
 import pytest
 from paddle import nn
 
+import paddle_dp
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
@@ -207,11 +210,6 @@ def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
 
 def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -> None:
     """Loaded late by name, they are named for type checkers all the same."""
-    import ast
-    import inspect
-
-    import paddle_dp
-
     tree = ast.parse(Path(paddle_dp.__file__).read_text())
     (typing,) = [node for node in tree.body if isinstance(node, ast.If)]
     named = {name.asname for node in typing.body if isinstance(node, ast.ImportFrom) for name in node.names}

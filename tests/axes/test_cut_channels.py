@@ -7,6 +7,9 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp import checkpoint
+from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.recipe.yaml_document import parse
 from tests.parity import recorded, weights
 from tests.ranks import run_ranks
 
@@ -46,10 +49,6 @@ class Pictures:
 
 def train(folder, strategy, precision, sync=False):
     """Losses and norms of each step, and where the weights are saved."""
-    from paddle_dp import checkpoint
-    from paddle_dp.assembly.trainer import Trainer
-    from paddle_dp.recipe.yaml_document import parse
-
     paddle.seed(5)
     settings = {**parse(strategy, "").values, **({"sync_batch_norm": True} if sync else {})}
     trainer = Trainer.of(

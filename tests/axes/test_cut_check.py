@@ -5,6 +5,9 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 
@@ -81,10 +84,6 @@ MODELS = {
 
 def place(cases, compared=False):
     """What is said of each model, placed on a tensor axis; "" where it is."""
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh, said = join(seed=3), []
     for case in cases:
         paddle.seed(3)  # cut layers have drawn on each rank for itself

@@ -2,8 +2,12 @@
 
 import paddle
 import pytest
+from paddle.distributed import fleet
+from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 
 from paddle_dp.axes.meta_init import built, describe_weights, lazily
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.rank_memory import Layout, rank_memory, total_parameters
@@ -56,9 +60,6 @@ def test_every_rank_s_part_can_be_built_and_is_as_planned(settings):
 
 def placed(settings):
     """What the ranks of a real job hold: name and shape of every parameter."""
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-
     mesh = join(seed=0)
     strategy = read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh)
     loss = read_part("losses", {"use": "cross_entropy"}).build()
@@ -78,9 +79,6 @@ def test_what_is_built_alone_is_what_a_real_rank_holds():
 
 
 def test_building_leaves_no_trace_in_fleet():
-    from paddle.distributed import fleet
-    from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
-
     built(read_part("models", MODELS[0]).build, [1], 0, 2)
     assert getattr(fleet.fleet, "_user_defined_strategy", None) is None
     assert not get_rng_state_tracker().states_

@@ -1,6 +1,7 @@
 """Every schedule, split and tied weight of a pipeline against one process: losses, scores, gradient norms, weights."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -8,8 +9,15 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.pipeline.runner import separate_buffers
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import orders
+from paddle_dp.train.evaluate import evaluate
+from paddle_dp.train.state import model_shards, optimizer_shards
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
 
@@ -34,11 +42,6 @@ class Normed(nn.Layer):
 
 def learn(strategy, cases):
     """Trains as each case says, one after another in the same ranks; what this rank saw and holds after each."""
-    from dataclasses import replace
-
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     placer, found = read_part("strategies", strategy).build(join(seed=3)), []
     for case in cases:
         config = read_part("strategies", {**strategy, **case.get("strategy", {})}).config
@@ -47,9 +50,6 @@ def learn(strategy, cases):
 
 
 def _task(case):
-    from paddle_dp.learner import Task
-    from paddle_dp.part import read_part
-
     paddle.seed(7)
     gpt, clip = read_part("models", {**GPT, **case.get("model", {})}), paddle.nn.ClipGradByGlobalNorm(0.4)
     return Task(
@@ -62,11 +62,6 @@ def _task(case):
 
 
 def _train(placer, case):
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.part import read_part
-    from paddle_dp.train.evaluate import evaluate
-    from paddle_dp.train.state import model_shards, optimizer_shards
-
     learner, mesh = placer.place(_task(case)), placer.mesh
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
     tokens = read_part("datasets", words).build("train")
@@ -259,10 +254,6 @@ def test_on_four_ranks():
 
 def met(strategy):
     """Of this rank's first norm: its name, its running mean, and what that is when the ranks have met."""
-    from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     placer = read_part("strategies", {"use": "hybrid", "sync_batch_norm": False, **strategy}).build(
         join(seed=3)
     )

@@ -1,5 +1,6 @@
 """Sequence shards, between cut layers or on an axis of their own: one process's losses, norms and weights."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +13,14 @@ from paddle_dp.axes.sequence.megatron_sp import SequenceParallelizer
 from paddle_dp.axes.sequence.ulysses import parallelize_sequence, sequence_shard
 from paddle_dp.core.loss import as_loss
 from paddle_dp.core.placement import Placements
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
+from paddle_dp.learner import Precision, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
+from paddle_dp.mesh import join
+from paddle_dp.mesh.mesh import seed_ranks
+from paddle_dp.part import read_part
 from tests.parity import SHORT, assert_same, train, truth
 from tests.ranks import run_ranks
 
@@ -61,8 +67,6 @@ def test_every_layout_with_sequence_shards_is_one_process(tmp_path, model, ranks
 
 def learned(strategy, mesh, model, loss, length=LENGTH):
     """[loss, gradient norm, scores] of a few updates: batches of 6, then 4; two micro-batches, over the ranks."""
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Task
 
     class Samples:
         def __len__(self):
@@ -96,9 +100,6 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
 
 def cases(settings):
     """Rows for gpt with a smoothed loss, and with a loss that counts; with sequence_parallel, for vit too."""
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     strategy = read_part("strategies", {"use": "hybrid", **settings}).build(join(seed=3))
     losses = [CrossEntropy(label_smoothing=0.1), CrossEntropy(ignore_index=0)]
     made = [(lambda: gpt.Config(**SMALL, tied=True).build(), loss) for loss in losses]
@@ -138,8 +139,6 @@ def test_models_that_tie_and_models_that_gather(one, cut):
 
 def rounded(strategy):
     """Whether cut layers give numbers of bfloat16, where that is the precision."""
-    from paddle_dp.learner import Precision, Task
-
     task = Task(
         model=gpt.Config(**SMALL).build(),
         loss=CrossEntropy().build(),
@@ -159,10 +158,6 @@ def test_low_precision_is_low_in_cut_layers_too(cut):
 
 def masks(strategy):
     """For both words of sequence_parallel: where the first block's dropout dropped, in updates that ended equal."""
-    from dataclasses import replace
-
-    from paddle_dp.mesh.mesh import seed_ranks
-
     found = []
     for along in (False, True):
         paddle.seed(3)

@@ -4,8 +4,14 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.assembly.build import Task
 from paddle_dp.axes.sharding.zero import Offload
+from paddle_dp.checkpoint import merge
+from paddle_dp.datasets.random_tokens import Config as Tokens
+from paddle_dp.errors import DivergenceError
 from paddle_dp.learner.memory import size, states
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
 from tests.parity import SHORT, assert_same, train, train_each, truth, weights
@@ -54,13 +60,6 @@ def loads(names, sizes, owners):
 
 def drift(strategy):
     """What the check says before and after one rank's weight has changed: the first that it holds."""
-    import paddle
-
-    from paddle_dp.assembly.build import Task
-    from paddle_dp.errors import DivergenceError
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=0)
     model = read_part("models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4})
     task = Task(
@@ -116,12 +115,9 @@ def test_a_checkpoint_goes_on_in_other_layouts(tmp_path):
 
 def check_merged(checkpoint, held_out, path):
     """The merged file is the model's state dict in plain Paddle: its scores are the model's, and so its loss."""
-    import paddle
     from safetensors.paddle import load_file
 
     from models.gpt import Config
-    from paddle_dp.checkpoint import merge
-    from paddle_dp.datasets.random_tokens import Config as Tokens
 
     merge(checkpoint, path)
     model = Config(vocab=32, width=32, depth=4, heads=4, length=16).build()

@@ -7,10 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from paddle import nn
+from paddle.distributed import fleet
 
 from paddle_dp.axes.sharding.prefetch_trace import PrefetchTrace, TraceRecorder
+from paddle_dp.axes.sharding.zero import Zero
+from paddle_dp.core.placement import Placements
+from paddle_dp.gloo import install
+from paddle_dp.mesh import join
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.mesh.transport import HEADER, Endpoint
 from paddle_dp.plan.sharded import max_fetched
 from tests.core.test_consistency import place, step
 from tests.ranks import run_ranks
@@ -20,9 +28,6 @@ WIDTH, LAYERS = 32, 8
 
 def chain(layers: int, learns: Any = None) -> Any:
     """Linear layers in a row; `learns`: the names of the parameters that are not frozen, all unless it is said."""
-    import paddle
-    from paddle import nn
-
     paddle.seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
     for name, parameter in model.named_parameters():
@@ -32,14 +37,6 @@ def chain(layers: int, learns: Any = None) -> Any:
 
 def placed(prefetch: int, layers: int = LAYERS, learns: Any = None) -> Any:
     """A chain of linear layers, its sharding over two ranks, and the first layer's weights."""
-    import paddle
-    from paddle.distributed import fleet
-
-    from paddle_dp.axes.sharding.zero import Zero
-    from paddle_dp.core.placement import Placements
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
     install(join().device)
     how = fleet.DistributedStrategy()
     how.hybrid_configs = {"dp_degree": 1, "sharding_degree": 2}
@@ -54,9 +51,6 @@ def placed(prefetch: int, layers: int = LAYERS, learns: Any = None) -> Any:
 @contextmanager
 def sent() -> Iterator[dict[str, int]]:
     """The bytes that this rank's endpoint sends meanwhile: parameters, gradients, and everything else."""
-    from paddle_dp.mesh.messages import CHANNELS
-    from paddle_dp.mesh.transport import HEADER, Endpoint
-
     names = {CHANNELS["lent"]: "parameters", CHANNELS["gradients"]: "gradients"}
     bytes_of, send = {"parameters": 0, "gradients": 0, "rest": 0}, Endpoint.send
 
@@ -74,8 +68,6 @@ def sent() -> Iterator[dict[str, int]]:
 def steps(prefetch: int) -> dict[str, Any]:
     """In a rank: three forwards and backwards, and an evaluation. What is here at the first layer and between steps,
     what the third step sends, and the most that was lent at once."""
-    import paddle
-
     model, zero, values = placed(prefetch)
     first, seen = model[0].weight, []
     see = lambda *_: seen.append(bool(first._is_initialized()))  # noqa: E731
@@ -132,8 +124,6 @@ LEARNS = ("2.bias", "7.weight")  # behind two frozen layers, which backward does
 
 
 def inputs(rank: int) -> Any:
-    import paddle
-
     return paddle.to_tensor([[0.01 * (i + rank) for i in range(WIDTH)]])
 
 
@@ -215,8 +205,6 @@ class Outside(nn.Layer):
 
 def updated(kind: str, stage: int) -> None:
     """In a rank: an update of that model."""
-    import paddle
-
     paddle.seed(0)
     model = Empty() if kind == "empty" else Outside()
     step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,10 +332,6 @@ def test_the_bar_is_no_further_back_than_a_line_above_it(run: Run, at: At, scree
 
 
 def test_a_narrow_terminal_keeps_one_line(run: Run, at: At, screen: Screen) -> None:
-    import fcntl
-    import struct
-    import termios
-
     name, drawn = screen
     with open(name) as terminal:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from paddle_dp.callbacks.dashboard import Config
@@ -171,8 +172,6 @@ def test_the_confusion_matrix_is_a_picture(run: Run, at: At, found: Found) -> No
 
 
 def test_histograms_count_every_weight(run: Run, at: At, trainer: SimpleNamespace) -> None:
-    import paddle
-
     weights = paddle.arange(120, dtype="float32").astype("bfloat16")
     placed = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
     trainer.learner = SimpleNamespace(placed=placed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from types import SimpleNamespace
 
@@ -85,8 +86,6 @@ def test_a_model_may_have_more_classes_than_the_data_has_names() -> None:
 
 @pytest.mark.parametrize("classes", [2, 30, 102])
 def test_a_confusion_matrix_of_any_size_is_a_picture(classes: int) -> None:
-    import io
-
     from PIL import Image
 
     confusion = np.eye(classes, dtype="int64") * 3

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import paddle
 import pytest
 
 from paddle_dp.callbacks.profile import Config, tidied
@@ -15,8 +16,6 @@ from tests.callbacks.moments import At, Capture
 
 
 def train(run: Run, at: At, count: int, begin: int = 0, **config: Any) -> None:
-    import paddle
-
     profile = Config(**config).build(run)
     profile.start(at("start", begin))
     for step in range(begin + 1, begin + count + 1):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from paddle_dp.callbacks import _gallery, dashboard, samples, tensorboard
@@ -56,15 +57,11 @@ class Noise(Callback):
         self.drawn: list[float] = []
 
     def step(self, moment: Any) -> None:
-        import paddle
-
         self.drawn += [random.random(), np.random.rand(), paddle.rand([1]).item()]
 
 
 def trained(folder: str, shows: bool, recipe: str = CONVNET) -> Any:
     """In every rank: the losses, norms, weights and random numbers of a training with the callback or without."""
-    import paddle
-
     settings = samples.Config(every=Every.parse("3 steps"), count=5, scan=60) if shows else None
     trainer = build_trainer(recipe, folder)
     rows, noise = recorded(trainer), Noise()
@@ -101,8 +98,6 @@ def test_a_training_that_shows_samples_is_bit_equal_to_one_that_does_not(tmp_pat
 
 def shown_worst(folder: str) -> Any:
     """In a rank: samples.json, and each held-out sample's loss and classes, computed one by one."""
-    import paddle
-
     trainer = build_trainer(CONVNET, folder)
     trainer.add(samples.Config(count=6, scan=1000).build(trainer.run))
     trainer.fit("7 steps")
@@ -129,8 +124,6 @@ def test_the_worst_samples_are_those_with_the_largest_losses(tmp_path: Path) -> 
 
 
 def continued(folder: str, text: str) -> Any:
-    import paddle
-
     trainer = build_trainer(GPT % {"text": text}, folder)
     trainer.fit("30 steps")
     window = trainer.run.test_loader.dataset[0][0]

@@ -16,7 +16,7 @@ from paddle_dp.callbacks import dashboard, tensorboard
 from paddle_dp.errors import InstallError
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Callback, Run
+from paddle_dp.train import Callback, Refusal, Run
 from tests.callbacks.moments import At, Found
 from tests.callbacks.test_dashboard import NUMBERS, dp_rank
 
@@ -103,8 +103,6 @@ def test_half_an_event_at_the_end_is_dropped_and_damage_ends_the_log(run: Run, a
 
 
 def test_going_back_to_a_checkpoint_removes_the_steps_after_it(run: Run, at: At) -> None:
-    from paddle_dp.train import Refusal
-
     refusal = Refusal(step=7, action="rewind", why="nan", epoch=0, batch=3, samples=16)
     callback = started(run, at, 0)
     for step in range(1, 7):

@@ -25,6 +25,7 @@ from paddle_dp.checkpoint.other_names import (
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.part import read_part
 from paddle_dp.recipe import Load
 from tests.checkpoint.torch_files import Tensor, save
 
@@ -284,8 +285,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 def drawn(**settings: Any) -> nn.Layer:
     """A model with square matrices, which would fit the wrong way, too."""
-    from paddle_dp.part import read_part
-
     sizes = {"vocab": 16, "width": 16, "depth": 2, "heads": 4, "hidden": 16, "length": 16}
     model: nn.Layer = read_part("models", {**sizes, **settings}).build()
     with paddle.no_grad():

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import paddle
 import pytest
+from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.checkpoint import json_codec, load_rng_state, rng_state
 
@@ -67,8 +68,6 @@ def test_several_generators_of_one_device(monkeypatch):
 
 
 def test_what_is_drawn_for_cut_activations_goes_on_too():
-    from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
-
     tracker = get_rng_state_tracker()
 
     def draw() -> list:

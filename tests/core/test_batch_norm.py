@@ -124,8 +124,6 @@ class Alone:
 
 
 def test_a_micro_batch_with_one_value_per_channel_adds_nothing_to_the_gradients():
-    from paddle_dp.core.batch_norm import synchronize
-
     x = paddle.to_tensor(np.random.RandomState(0).randn(3, 6).astype("float32"))
     gradients = []
     for make in (lambda model: model, lambda model: synchronize(model, Alone())):

@@ -5,7 +5,15 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.mesh import Mesh
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.buffers import Buffers
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.learner import Precision, Task
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.part import read_part
+from paddle_dp.strategies.data_parallel import Config
+from paddle_dp.train.evaluate import evaluate
 from tests.ranks import run_ranks
 
 FEATURES, CLASSES = 6, 4
@@ -57,12 +65,6 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
 
     17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a dummy.
     """
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Precision, Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.strategies.data_parallel import Config
-    from paddle_dp.train.evaluate import evaluate
-
     paddle.seed(5)
     task = Task(
         model=nn.Sequential(*MODELS[kind]()),
@@ -89,8 +91,6 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
 
 def together():
     """All cases in one job."""
-    from paddle_dp.mesh import join
-
     mesh, found = join(), {}
     for kind in MODELS:
         found[kind] = [learn(mesh, kind, interrupted, sync=kind == "legacy") for interrupted in (False, True)]
@@ -146,8 +146,6 @@ def test_a_local_batch_norm_is_named_with_what_helps(ranks):
 
 def test_looking_moves_at_powers_of_two_only():
     """One rank alone never looks: there is nobody to differ from."""
-    from paddle_dp.core.buffers import Buffers
-
     asked = []
     buffers = Buffers(lambda: asked.append(1) or [], Mesh.alone())
     for _ in range(8):
@@ -157,11 +155,6 @@ def test_looking_moves_at_powers_of_two_only():
 
 def late() -> list[str]:
     """What is said of a buffer that forward changes in the seventh update, where the fourth was the last look."""
-    from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-    from paddle_dp.strategies.data_parallel import Config
-
     mesh = join()
     paddle.seed(1)
     model = nn.Linear(FEATURES, CLASSES)
@@ -226,11 +219,6 @@ class OfAllKinds(nn.Layer):
 
 def placed():
     """What each strategy has made of this rank's buffers, as texts, and of the transposed weight."""
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh, found = join(), []
     for words in PLACED_BY:
         model = OfAllKinds(mesh.rank)

@@ -9,9 +9,16 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.core.consistency import Replica, _on_device, check_sound, digests
 from paddle_dp.core.first_not_finite import not_finite
-from paddle_dp.errors import NotFiniteError
+from paddle_dp.data import Loader
+from paddle_dp.errors import DivergenceError, NotFiniteError
+from paddle_dp.learner import Task
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
+from paddle_dp.train import Callback
 from tests.ranks import run_ranks
 
 
@@ -82,11 +89,6 @@ class Branches(nn.Layer):
 
 
 def place(ranks_without, config, model=None):
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=1)
     model = model or Branches()
     model.use = mesh.rank not in ranks_without
@@ -100,8 +102,6 @@ def place(ranks_without, config, model=None):
 
 
 def batches_of(mesh):
-    from paddle_dp.data import Loader
-
     class Data:
         def __len__(self):
             return 8
@@ -125,8 +125,6 @@ def stored(learner):
 
 
 def unused(ranks_without, config):
-    from paddle_dp.errors import DivergenceError
-
     mesh, learner = place(ranks_without, config)
     try:
         step(mesh, learner)
@@ -233,8 +231,6 @@ LATE = "parameter 'second.bias' got no gradient on rank {}, so it would not be e
 
 def unused_later(ranks_without, config=None):
     """Every rank uses both branches in the first update, and from the second on only some do."""
-    from paddle_dp.errors import DivergenceError
-
     mesh, learner = place([], config or {})
     batches = batches_of(mesh)
     learner.train_batch(next(batches))
@@ -265,10 +261,6 @@ def test_on_one_rank_alone_it_ends_the_job_with_that_rank_s_sentence():
 
 
 def steps():
-    from paddle_dp.assembly.trainer import Trainer
-    from paddle_dp.errors import DivergenceError
-    from paddle_dp.train import Callback
-
     class Leave(Callback):
         def step(self, moment):
             model.use = moment.progress.step < 2
@@ -322,8 +314,6 @@ def test_where_gradients_may_be_absent_a_rank_without_one_goes_on():
 
 
 def diverge():
-    from paddle_dp.errors import DivergenceError
-
     mesh, learner = place([], {})
     if mesh.rank == 2:
         with paddle.no_grad():

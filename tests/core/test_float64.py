@@ -1,11 +1,16 @@
 """Under `train.precision: float64` every layout computes one process's gradients, to what float64 rounds away."""
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.assembly.build import build
 from paddle_dp.core.precision import default_dtype, everything_in_float64
 from paddle_dp.learner import Precision, Task
+from paddle_dp.mesh import join
+from paddle_dp.recipe import read_recipe
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -26,12 +31,6 @@ def gradients(folder, layouts, model, precision):
 
     13 samples in batches of 8: two micro-batches of 4, then two of 3 and 2, which ranks share unequally.
     """
-    from pathlib import Path
-
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
     mesh, found = join(seed=3), []
     path = Path(folder) / f"recipe-{mesh.ranks}-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(model=model, precision=precision))

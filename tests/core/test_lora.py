@@ -19,8 +19,9 @@ from paddle_dp.core.lora import A, B, add_low_rank, merge_low_rank
 from paddle_dp.errors import CheckpointError, RecipeError, UsageError
 from paddle_dp.export.export import export
 from paddle_dp.mesh import join
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.model.compiled import compiled
-from paddle_dp.plan.rank_memory import Weight
+from paddle_dp.plan.rank_memory import Layout, Weight, rank_memory
 from paddle_dp.recipe import read_recipe
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
@@ -200,9 +201,6 @@ def test_a_script_has_an_adapter_too(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_what_is_frozen_is_its_own_alone() -> None:
-    from paddle_dp.mesh.degrees import Degrees
-    from paddle_dp.plan.rank_memory import Layout, rank_memory
-
     blocks = [[Weight(name="w", size=100, cut=True, frozen=True), Weight(name="a", size=10)]]
     memory = rank_memory(blocks, Layout(degrees=Degrees(tensor=2)), 0)
     assert (memory.parameters, memory.trained) == (60, 10)

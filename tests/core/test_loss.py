@@ -19,6 +19,7 @@ from paddle_dp.errors import LossError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
@@ -138,8 +139,6 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
 
 def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype: Any = "float32") -> Any:
     """[losses, weights that lie here] of an epoch, in micro-batches (some are dummies), with a short last batch."""
-    from paddle_dp.part import read_part
-
     paddle.seed(2)
     task = Task(
         model=Model(),

@@ -28,6 +28,7 @@ from paddle_dp.learner import Precision, Task
 from paddle_dp.learner.update import GradientNorm
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
+from paddle_dp.train.state import model_shards
 from tests.ranks import run_ranks
 
 STEPS = 3
@@ -94,8 +95,6 @@ def train(strategy: Any, kind: str) -> dict[str, Any]:
 
 
 def shards(learner: Any) -> list[Any]:
-    from paddle_dp.train.state import model_shards
-
     return list(model_shards(learner).values())
 
 

@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.core.lora import add_low_rank
-from paddle_dp.core.updates import DECAY_KEY, is_hidden_matrix, orthogonalized
+from paddle_dp.core.updates import DECAY_KEY, is_hidden_matrix, mark, orthogonalized
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.optimizers import adafactor, lars, lion, muon
 from tests.optimizers.test_optimizers import (
@@ -221,7 +221,6 @@ def test_the_states_of_a_matrix_have_the_sizes_that_the_docs_tell(name: str, siz
 def test_no_hidden_matrix_counts_as_the_head_of_a_tied_model():
     """The last linear layer of a tied GPT is the last block's `down`, and had AdamW's small rate."""
     from models.gpt import Config
-    from paddle_dp.core.updates import is_hidden_matrix, mark
 
     for tied in (True, False):
         model = Config(width=16, depth=1, heads=2, vocab=8, length=4, tied=tied).build()

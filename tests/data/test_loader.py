@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 
 import numpy as np
 import paddle
@@ -124,8 +125,6 @@ def test_plain_is_the_short_way():
 
 
 def test_waiting_is_measured():
-    import time
-
     class Slow(Numbers):
         def __getitem__(self, index):
             time.sleep(0.02)

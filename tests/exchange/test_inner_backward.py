@@ -4,6 +4,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.learner import Task
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 LAYOUTS = [
@@ -34,11 +39,6 @@ class Adversarial(nn.Layer):
 
 
 def learn(strategy, mesh):
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.part import read_part
-
     paddle.seed(1)
     model = Adversarial()
     optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
@@ -52,8 +52,6 @@ def learn(strategy, mesh):
 
 def learn_each():
     """In every rank: how far its weights are from one process's, by layout."""
-    from paddle_dp.mesh import Mesh, join
-
     mesh = join(seed=1)
     one = learn({"use": "single"}, Mesh(rank=0, ranks=1, device="cpu"))
     return [

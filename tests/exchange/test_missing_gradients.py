@@ -11,6 +11,13 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.learner import Task
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
+from paddle_dp.recipe import Precision
+from paddle_dp.train.evaluate import evaluate
 from tests.ranks import run_ranks
 
 BATCH, WIDTH = 8, 6
@@ -77,14 +84,6 @@ class Points:
 
 def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) -> dict[str, Any]:
     """Two epochs in float64: [loss, gradient norm] of each step, the weights that lie here, and the held-out loss."""
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-    from paddle_dp.recipe import Precision
-    from paddle_dp.train.evaluate import evaluate
-
     mesh = join(seed=1)
     task = Task(
         model=Mixture(norm),

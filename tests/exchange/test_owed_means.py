@@ -8,6 +8,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 COUNTS = [4, 1, 4, 1, 4]  # samples of each rank that count, by update
@@ -29,11 +33,6 @@ def waves(targets: Any) -> Any:
 
 def owed(compress: str) -> list[list[list[float]]]:
     """In every rank: how far a weight has gone, the sum of the true gradients, and what this rank owes."""
-    from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join()
     paddle.seed(1)
     model = nn.Linear(WIDTH, WIDTH, bias_attr=False)

@@ -11,9 +11,12 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.assembly.build import build
 from paddle_dp.errors import ExportError, UsageError
 from paddle_dp.export import export as exporting
 from paddle_dp.export import onnx, program
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import find
 from paddle_dp.recipe import read_recipe
 
@@ -184,9 +187,6 @@ def test_nan_is_a_difference() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its checkpoint."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import Mesh
-
     folder = tmp_path_factory.mktemp("run")
     (folder / "recipe.yaml").write_text(RECIPE)
     recipe = read_recipe(folder / "recipe.yaml", [f"output_dir={folder}"])
@@ -247,8 +247,6 @@ def test_a_folder_with_other_files_is_left_as_it_is(run: Path, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt_tiny", "vit_digits"])
 def test_a_run_of_a_split_layout_is_exported_whole(name: str, tmp_path: Path) -> None:
-    from paddle_dp.mesh.degrees import Degrees
-
     root = Path(__file__).resolve().parents[2]
     layout = ["strategy.use=hybrid", "strategy.tensor=2", "strategy.pipeline=2"]
     words = ["train", f"configs/{name}.yaml", "--ranks", str(Degrees(tensor=2, pipeline=2).ranks), *layout]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from paddle_dp.assembly.build import build
 from paddle_dp.checkpoint import load
 from paddle_dp.checkpoint.source import SafetensorsFile
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.export.hugging_face import export
+from paddle_dp.export.hugging_face import export, tokenizer_files
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
 
@@ -108,10 +109,6 @@ def test_the_tokenizer_goes_with_the_model(
 
 
 def test_the_data_sets_tokenizer_comes_first(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    from paddle_dp.export.hugging_face import tokenizer_files
-
     (tmp_path / "base").mkdir()
     (tmp_path / "own").mkdir()
     for name in ("base", "own"):

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp import checkpoint
 from paddle_dp.assembly.build import build
 from paddle_dp.checkpoint import TensorShard, load, peft
 from paddle_dp.checkpoint.other_names import names_of
@@ -23,6 +24,7 @@ from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.export.hugging_face import export
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.recipe import read_recipe, write_recipe
+from tests.parity import recorded, weights
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -268,9 +270,6 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
 
 def loaded(folder: str, strategy: str) -> dict[str, Any]:
     """In every rank: one step from a loaded adapter; the loss, and the whole weights that are saved before it."""
-    from paddle_dp import checkpoint
-    from tests.parity import recorded, weights
-
     mesh = join(seed=1)
     file = Path(folder) / f"rank{mesh.rank}.yaml"
     more = f"adapter: {{use: lora, load: {folder}/hf}}"

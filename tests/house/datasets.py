@@ -3,9 +3,44 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+
+class Samples:
+    """Sample i is `sample(i)`."""
+
+    def __init__(self, samples: int, sample: Callable[[int], Any]):
+        self.samples, self._sample = samples, sample
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self._sample(index)
+
+
+class Arrays:
+    """Sample i is a row of each of two arrays, inputs and targets."""
+
+    def __init__(self, inputs: Any, targets: Any):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+class Points(Arrays):
+    """Points of normal numbers. A point's class is its largest number among the first four, or, `by_index`, i % 4."""
+
+    def __init__(self, samples: int = 100, features: int = 6, seed: int = 0, by_index: bool = False):
+        points = np.random.RandomState(seed).randn(samples, features).astype("float32")
+        super().__init__(points, np.arange(samples) % 4 if by_index else points[:, :4].argmax(1))
 
 
 class Numbers:

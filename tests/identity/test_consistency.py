@@ -21,6 +21,7 @@ from paddle_dp.identity import consistency, facts
 from paddle_dp.identity.task_facts import task_facts
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
+from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from tests.ranks import run_ranks
 
@@ -174,8 +175,6 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
 
 def begin(folder: str) -> list[Any]:
     """What this rank was told in each case, how many updates it made, and the run's folder."""
-    from paddle_dp.mesh import join
-
     mesh, told = join(), []
     for number, (other, _) in enumerate(DIFFERENT):
         how = other() if mesh.rank else {}

@@ -32,6 +32,7 @@ from paddle_dp.identity.source_code import script_code
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
+from paddle_dp.schedules.cosine import Config
 from paddle_dp.train.callback import Callback
 from tests.ranks import run_ranks
 
@@ -446,8 +447,6 @@ def test_batch_norm_makes_its_synchronisation_matter(tmp_path: Path) -> None:
 def test_a_code_change_of_the_schedule_is_noticed_by_its_rates(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paddle_dp.schedules.cosine import Config
-
     monkeypatch.setattr(Config, "left", lambda self, done: 1 - done)
     with pytest.raises(UsageError, match=r"schedule was another function and is this one \(update "):
         again(run)

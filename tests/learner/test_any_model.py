@@ -9,8 +9,12 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.meta_init import anatomy
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.learner import Precision, Task
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.plan import Shape, legal_layouts
+from paddle_dp.train.state import model_shards, optimizer_shards
 from tests.part.test_annotation import TEXTS, Texts
 from tests.ranks import ROOT, run_ranks
 
@@ -68,8 +72,6 @@ class Invented:
 
 def learn(cases):
     """Trains each (model, strategy) in the job's layout and then alone, in float64; how far apart they are here."""
-    from paddle_dp.mesh import Mesh, join
-
     joined, found = join(seed=3), []
     for model, strategy in cases:
         many = read_part("strategies", {"use": "hybrid", **strategy}).build(joined)
@@ -79,9 +81,6 @@ def learn(cases):
 
 
 def _train(strategy, model):
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Precision, Task
-
     paddle.seed(7)
     data = Invented(model == "texts")
     clip = paddle.nn.ClipGradByGlobalNorm(0.5)
@@ -104,8 +103,6 @@ def _train(strategy, model):
 
 
 def _compare(many, one, mesh):
-    from paddle_dp.train.state import model_shards, optimizer_shards
-
     (learner, rows), (truth, expected) = many, one
     mine, whole = ({**model_shards(each), **optimizer_shards(each)} for each in (learner, truth))
     apart = {}

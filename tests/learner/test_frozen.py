@@ -6,6 +6,11 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.data import Loader
+from paddle_dp.learner import Task
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 
@@ -28,12 +33,6 @@ def sequential():
 
 
 def learn(strategy, model="sequential"):
-    from paddle_dp.data import Loader
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=1)
     paddle.seed(1)
     model = {"sequential": sequential, "Tied": Tied, "head_only": head_only}[model]()

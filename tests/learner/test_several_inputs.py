@@ -10,6 +10,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.mesh import join
 from tests.ranks import run_ranks
 
 BATCH = 8  # of 30 samples, in 2 micro-batches: unequal shares
@@ -66,8 +67,6 @@ def loss(outputs: paddle.Tensor, targets: dict[str, paddle.Tensor]) -> paddle.Te
 
 def train(folder: str, kind: str, strategies: list[dict[str, Any]], workers: int = 0) -> list[Any]:
     """[loss, norm] of every step and the held-out loss, for each strategy, one after another in the same ranks."""
-    from paddle_dp.mesh import join
-
     found = []
     for place, strategy in enumerate(strategies):
         mesh = join(seed=0)

@@ -5,6 +5,7 @@ with other things changes little. `tools/pipeline_timeline.py` measures work tha
 """
 
 import time
+from dataclasses import replace
 from statistics import median
 
 import paddle
@@ -12,6 +13,10 @@ import pytest
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import bubble, idle
 from tests.ranks import run_ranks
 
@@ -48,13 +53,6 @@ class Sleepers(nn.Layer):
 
 def measure(cases):
     """For each case, the median over some steps of each stage's idle share."""
-    from dataclasses import replace
-
-    from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     words = {"use": "hybrid", "pipeline": 2}
     placer = read_part("strategies", words).build(join(seed=0))
     found = []

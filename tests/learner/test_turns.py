@@ -14,9 +14,13 @@ import pytest
 from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.loss import as_loss
 from paddle_dp.core.turns import Turn, TurnsLoss, joined
+from paddle_dp.data import Sampler
 from paddle_dp.errors import LossError, RecipeError, UsageError
+from paddle_dp.learner import Task, full_model_learner
+from paddle_dp.mesh import Mesh
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Callback
@@ -146,9 +150,6 @@ def by_hand(every: int = 1, with_momentum: bool = False) -> Any:
 
 
 def order_of(epoch: int) -> np.ndarray:
-    from paddle_dp.data import Sampler
-    from paddle_dp.mesh import Mesh
-
     return Sampler.for_dataset(Pairs(), BATCH, Mesh.alone(), seed=0, shuffle=True).order(epoch)
 
 
@@ -392,10 +393,6 @@ def test_a_turn_whose_numbers_would_have_another_s_name_is_refused(name: str) ->
 
 
 def test_gradients_that_are_not_finite_are_named_though_a_later_turn_has_finite_ones() -> None:
-    from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task, full_model_learner
-    from paddle_dp.mesh import Mesh
-
     model = model_of()
     nan = paddle.to_tensor(np.nan)
     losses = (lambda x, y: (model.discriminator(y) * nan).sum(-1), lambda x, y: x.sum(-1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+import paddle as framework
 import pytest
 from sklearn import metrics as sklearn
 
@@ -248,8 +249,6 @@ def test_an_output_that_is_nan_makes_the_scores_nan(settings: dict[str, Any]) ->
 
 @pytest.mark.parametrize("use", ["top_k", "classification", "auc", "average_precision", "retrieval"])
 def test_outputs_of_16_bits_are_scored(use: str) -> None:
-    import paddle as framework
-
     for dtype in ("float16", "bfloat16"):
         rounded = framework.to_tensor(SCORES).astype(dtype)
         pair = rounded.astype("float32").numpy(), CLASSES

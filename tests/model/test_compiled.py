@@ -15,6 +15,7 @@ from paddle import nn
 from models import gpt, mlp
 from paddle_dp.core.batch_norm import synchronize
 from paddle_dp.errors import UsageError
+from paddle_dp.export.program import load, write
 from paddle_dp.learner import Task, full_model_learner
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
@@ -112,8 +113,6 @@ def test_hooks_are_called_layer_by_layer_only() -> None:
 
 
 def test_it_is_exported_as_its_layers(tmp_path) -> None:
-    from paddle_dp.export.program import load, write
-
     model, inputs = nn.Sequential(nn.Linear(4, 4)), paddle.randn([2, 4])
     compiled(model, lambda: inputs)
     model.eval()

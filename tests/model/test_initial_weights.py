@@ -10,8 +10,10 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.build import learner_of
 from paddle_dp.axes.meta_init import built
 from paddle_dp.core.precision import castable
+from paddle_dp.mesh import join
 from paddle_dp.model.initial_weights import (
     InitialWeights,
     check_lendable,
@@ -22,6 +24,7 @@ from paddle_dp.model.initial_weights import (
     without_memory,
 )
 from paddle_dp.part import lazily, read_part
+from paddle_dp.recipe import read_recipe
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -56,10 +59,6 @@ def nbytes(tensors):
 def placed(strategies, models):
     """In every rank: for each layout and model [the tensors that are not one process's, how many there are, the most
     bytes of weights at once while they were drawn, those in the end, of the largest weight, of the whole model]."""
-    from paddle_dp.assembly.build import learner_of
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
     mesh = join(seed=3)
     found = []
     most = [0]

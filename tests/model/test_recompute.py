@@ -1,15 +1,21 @@
 """Recomputed runs are the plain runs, bit for bit, with dropout; and they keep less."""
 
+from dataclasses import replace
+
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
 from models import gpt, llama, vit
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
+from paddle_dp.learner import Precision, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import join
 from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.recompute import recomputed
+from paddle_dp.part import read_part
 from paddle_dp.units import Recompute
 from tests.ranks import run_ranks
 
@@ -155,8 +161,6 @@ def test_what_cannot_be_recomputed_is_said(model, how, said):
 
 def learned(strategy, mesh, dtype="float32"):
     """The weights after a few updates with dropout: batches of 6 and a last of 4, two micro-batches, over the ranks."""
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Precision, Task
 
     class Texts:
         def __len__(self):
@@ -188,11 +192,6 @@ def learned(strategy, mesh, dtype="float32"):
 
 def in_every_way(use, settings, dtype):
     """Whether each way of recomputing learns the bits that a plain run learns, on this rank."""
-    from dataclasses import replace
-
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=3)
     strategy = read_part("strategies", {"use": use, **settings}).build(mesh)
     found = []

@@ -24,6 +24,17 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp import checkpoint
+from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.checkpoint import TensorShard, load
+from paddle_dp.checkpoint.other_names import names_of, translated
+from paddle_dp.checkpoint.source import WeightsOf, source
+from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.export.hugging_face import write
+from paddle_dp.mesh import join
+from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe.yaml_document import parse
+from tests.parity import recorded
 from tests.ranks import run_ranks
 
 MISSING = [name for name in ("torch", "transformers") if find_spec(name) is None]
@@ -72,8 +83,6 @@ def run(*words: object) -> None:
 
 
 def recipe_of(name: str, folder: str, into: Path) -> Any:
-    from paddle_dp.recipe import read_recipe
-
     use = "bert" if name in BERTS else name.split()[0]
     model, more = f"{{use: {use}, from: {folder}, dropout: 0}}", ""
     if name in LLAMAS:
@@ -103,12 +112,6 @@ class Seen:
 def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
     """In every rank: begins with the weights, computes outputs, and does one step of plain SGD; the weights are saved
     before and after."""
-    from paddle_dp import checkpoint
-    from paddle_dp.assembly.trainer import Trainer
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe.yaml_document import parse
-    from tests.parity import recorded
-
     mesh = join(seed=2)
     recipe = recipe_of(name, folder, Path(out) / str(mesh.rank))
     seen = Seen(folder)
@@ -146,11 +149,6 @@ def apart_in_norm(ours: Any, theirs: Any) -> float:
 def gradients_apart(name: str, folder: Path, found: dict[str, Any], tmp: Path) -> tuple[float, float]:
     """The largest `apart_in_norm` and the largest `apart` of a parameter's gradient, of those whose gradient is more
     than rounding."""
-    from paddle_dp.checkpoint import TensorShard, load
-    from paddle_dp.checkpoint.other_names import names_of, translated
-    from paddle_dp.checkpoint.source import WeightsOf, source
-    from paddle_dp.checkpoint.tensor_file import write_tensors
-
     theirs = dict(np.load(folder / "gradients.npz"))
     file = tmp / "gradients.safetensors"
     write_tensors(
@@ -211,10 +209,6 @@ def test_a_layout_has_the_same_outputs_and_gradients(name: str, layout: str, tmp
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_exported_is_read_by_theirs(name: str, tmp_path: Path) -> None:
-    from paddle_dp.checkpoint import load
-    from paddle_dp.checkpoint.source import WeightsOf
-    from paddle_dp.export.hugging_face import write
-
     folder = published(name)
     strategy = "{use: single}" if name == "resnet" else LAYOUTS["tensor"]
     found = run_ranks(learned, 1 + (name != "resnet"), name, str(folder), str(tmp_path / "out"), strategy)
@@ -228,9 +222,6 @@ def test_what_is_exported_is_read_by_theirs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HUGGING_FACE)  # the other has one file only
 def test_other_files_of_theirs_have_the_same_numbers(name: str, tmp_path: Path) -> None:
-    from paddle_dp.checkpoint.other_names import names_of, translated
-    from paddle_dp.checkpoint.source import source
-
     folder = published(name)
     model = recipe_of(name, str(folder), tmp_path).model.build()
     wanted, _ = translated(source(folder), names_of(model), {})

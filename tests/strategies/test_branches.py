@@ -11,15 +11,25 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp import checkpoint
+from paddle_dp.assembly.build import build
+from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.core.data_group import PaddleGroup
 from paddle_dp.core.placement import Placement, Placements
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.part import read_part
+from paddle_dp.mesh import join
+from paddle_dp.mesh.transport import traffic
+from paddle_dp.part import lazily, read_part
+from paddle_dp.plan.exchange import mean_bytes
+from paddle_dp.plan.rank_memory import rank_memory
+from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.branches import Config
 from paddle_dp.strategies.branches.branch_exchange import BranchExchange
 from paddle_dp.strategies.branches.branch_trace import observed, tables_of
 from paddle_dp.strategies.branches.branched_model import Branched, assign, branched
-from tests.parity import weights
+from paddle_dp.strategies.branches.forecast import assign_branches
+from paddle_dp.verbs.forecast import layout_of
+from tests.parity import recorded, weights
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not
 
@@ -316,12 +326,6 @@ def learned(
     out: str, strategy: str, parts: dict[str, str], until: str = "8 steps", resume: bool = False
 ) -> dict[str, Any]:
     """In every rank: losses and norms, an evaluation, and a checkpoint."""
-    from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-    from tests.parity import recorded
-
     mesh = join(seed=3)
     path = written(out, strategy, parts, mesh.rank)
     trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
@@ -377,11 +381,6 @@ def assert_one_process(tmp_path: Path, ranks: int, strategy: str, parts: dict[st
 
 def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     """In every rank: the bytes that it sends in a step, and the numbers of its weights."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.mesh.transport import traffic
-    from paddle_dp.recipe import read_recipe
-
     mesh = join(seed=3)
     trainer = build(read_recipe(written(out, strategy, parts, mesh.rank), ["train.batch=12"]), mesh)
     train_batch, sent = trainer.learner.train_batch, []
@@ -405,14 +404,6 @@ def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     ("place", "parts"), [(TWO, DEEP), (FOUR, APART), (TWO, PAIRS)], ids=["deep", "apart", "shared"]
 )
 def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_device, monkeypatch) -> None:
-    from paddle_dp.axes.meta_init import describe_weights
-    from paddle_dp.part import lazily
-    from paddle_dp.plan.exchange import mean_bytes
-    from paddle_dp.plan.rank_memory import rank_memory
-    from paddle_dp.recipe import read_recipe
-    from paddle_dp.strategies.branches.forecast import assign_branches
-    from paddle_dp.verbs.forecast import layout_of
-
     if on_device:
         if reason := why_not():
             pytest.skip(reason)

@@ -19,6 +19,7 @@ from paddle_dp.part import read_part
 from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._alone import place_alone
+from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.units import Recompute
 from paddle_dp.verbs.check_screen import forecast
 from tests.jobs import comparisons_in_forks
@@ -299,8 +300,6 @@ def test_a_checkpoint_goes_from_any_strategy_to_any_other(tmp_path):
 
 def unweighted() -> None:
     """A fault: ranks count as much as each other, whatever their shares."""
-    from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
-
     PeriodicMeans._take_portion = lambda self: None  # type: ignore[method-assign]
 
 

@@ -9,16 +9,19 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp import checkpoint
+from paddle_dp.assembly.build import build
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Task
 from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh import Mesh
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.model.compiled import is_compiled
 from paddle_dp.part import read_part
-from paddle_dp.recipe import Precision
+from paddle_dp.recipe import Precision, read_recipe
+from tests.parity import recorded
 from tests.ranks import run_ranks
 
 
@@ -211,12 +214,6 @@ callbacks: []
 
 def learned(out: str, strategy: str, until: str, resume: bool = False) -> list[list[float]]:
     """In every rank: losses and norms up to a step, from the newest checkpoint if asked to; and saves there."""
-    from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-    from tests.parity import recorded
-
     mesh = join(seed=3)
     path = Path(out) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.checkpoint import checkpoints, newest
+from paddle_dp.checkpoint import checkpoints, disk, newest
 from paddle_dp.launch.command import Job
 from paddle_dp.train import Callback, Moment, Run
 from tests.jobs import run_in_forks
@@ -83,8 +83,6 @@ class KilledInMidWrite(Callback):
         self.folder = run.folder / "checkpoints"
 
     def start(self, moment: Moment) -> None:
-        from paddle_dp.checkpoint import disk
-
         chunks = disk._chunks
 
         def half(parts: Any) -> Any:

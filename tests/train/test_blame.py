@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,20 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly import entry_points
+from paddle_dp.assembly.build import build
 from paddle_dp.assembly.trainer import Trainer
-from paddle_dp.checkpoint import Checks
+from paddle_dp.checkpoint import Checks, Snapshot, TensorShard
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError
+from paddle_dp.export import export as exporting
+from paddle_dp.export import program
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.environment import Environment
+from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Callback
+from paddle_dp.train.state import optimizer_states
+from tests.assembly.test_script import Two
 from tests.ranks import run_ranks
 
 NAN, INF = float("nan"), float("inf")
@@ -139,8 +148,6 @@ def test_a_loss_that_is_none_names_its_ranks(tmp_path: Path) -> None:
 
 
 def test_the_same_is_seen_in_the_weights_where_nobody_reads_the_gradients(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     trainer = made(tmp_path / "run", train=Points(bad=(37,)), optimizer="adamw", callbacks=[])
     assert trainer.check_every is not None  # on one process, too
     trainer.check_every = replace(trainer.check_every, count=4)
@@ -231,9 +238,6 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
 
 def spoiled(checkpoint: Path, checks: Checks | None, name: str = "model/0.weight") -> None:
     """Writes a checkpoint anew with a NaN in it, saying `checks` of itself (None: as an older version did)."""
-    from paddle_dp.checkpoint import Snapshot, TensorShard
-    from paddle_dp.mesh import Mesh
-
     saved = checkpoints.load(checkpoint)
     tensors = {n: TensorShard.full(n, saved.read(n)) for n in saved.names}
     if checks is None:
@@ -281,13 +285,6 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:
-    from paddle_dp.assembly import entry_points
-    from paddle_dp.assembly.build import build
-    from paddle_dp.export import export as exporting
-    from paddle_dp.export import program
-    from paddle_dp.mesh import Mesh
-    from paddle_dp.recipe import read_recipe
-
     (tmp_path / "recipe.yaml").write_text(
         "model: {use: mlp, inputs: 64, classes: 10}\ndataset: {use: digits}\nloss: {use: cross_entropy}\n"
         "optimizer: {use: adamw}\nstrategy: {use: single}\ntrain: {length: 2 steps, batch: 50}\n"
@@ -333,8 +330,6 @@ FAULTS: list[tuple[str, str, list[int], float, str]] = [
 
 def _spoil(trainer: Trainer, what: str, value: float) -> None:
     """Of this rank's tensors that are there, the first of this name."""
-    from paddle_dp.train.state import optimizer_states
-
     if what in ("moment1", "state"):
         states = optimizer_states(trainer.learner)
         put(next(t for name, t, _ in states if name.endswith("moment1")), value)
@@ -347,9 +342,6 @@ def _spoil(trainer: Trainer, what: str, value: float) -> None:
 
 def spoil(folder: str) -> list[Any]:
     """What was said of each fault, and which checkpoints there are then."""
-    from paddle_dp.mesh import join
-    from tests.assembly.test_script import Two
-
     mesh, told = join(), []
     for number, (layout, what, ranks, value, _) in enumerate(FAULTS):
         paddle.seed(3)

@@ -17,7 +17,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
-from paddle_dp.mesh import late_ranks, transport
+from paddle_dp.mesh import join, late_ranks, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.plan.changes import Facts, changes
 from paddle_dp.plan.measured import Measured
@@ -135,8 +135,6 @@ def train(
     `slow`: seconds that the last rank takes longer for each sample; `link`: that a step's exchange of gradients takes
     longer. Every tenth step may have a callback's work, so the mean is taken over ten.
     """
-    from paddle_dp.mesh import join
-
     mesh = join()
     watch = Watch()
     os.environ["LATE"] = str(slow if mesh.rank == mesh.ranks - 1 else 0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from paddle_dp.errors import JobError
 from paddle_dp.launch.failures import Failure
-from paddle_dp.mesh import Mesh
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.heartbeat import STARTED, StatusTable, heartbeat, join_board
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.stopping import EVERY, MAX_STEPS_BETWEEN, StopRequests
@@ -48,8 +48,6 @@ class Pair:
 
 def interrupted_at_the_store() -> int:
     """Rank 0 gets a SIGTERM while it waits at Paddle's store for rank 1; what each has been asked."""
-    from paddle_dp.mesh import join
-
     mesh = join()
     with StopRequests(mesh) as requests:
         mesh.wait("begin")

@@ -13,6 +13,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh import heartbeat as module
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat
+from paddle_dp.train import stopping
 from paddle_dp.train.measurements import MEETINGS, PHASES, Stragglers
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
@@ -166,8 +167,6 @@ callbacks: [{{use: tests.train.slow.Slow, rank: {rank}, where: {where}}}]
 
 def train(folder: str, strategy: str, rank: int, where: str) -> list[Any]:
     """In every rank: [the rank that is slowest, in which phase, who is named]. The ranks meet every 0.3 s."""
-    from paddle_dp.train import stopping
-
     stopping.EVERY = 0.3
     trainer = build_trainer(RECIPE.format(strategy=strategy, rank=rank, where=where), folder)
     trainer.fit()

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import paddle
 import pytest
 
 from paddle_dp.assembly.build import build
@@ -55,8 +56,6 @@ def said(recipe, capsys, *files, **options):
 
 
 def test_arrays_are_classified_as_the_trained_model_does(run, tmp_path, capsys):
-    import paddle
-
     recipe, model = run
     data = digits.Config().build("test")
     np.save(tmp_path / "some.npy", data.inputs[:7])
@@ -286,8 +285,6 @@ def test_all_of_a_text_but_its_first_token_is_predicted(tmp_path):
 
 def test_the_loss_of_a_text_is_that_of_each_token(tmp_path, capsys):
     """Its last window is shorter, and counts by its tokens."""
-    import paddle
-
     text = bytes(range(32, 32 + 21))
     (tmp_path / "text.txt").write_bytes(text)
     settings = DIGITS | {

@@ -8,6 +8,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
+from paddle.distributed.fleet.layers.mpu import random
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
@@ -228,8 +229,6 @@ def test_fused_kernels_that_drop_are_refused_by_name(name):
 
 
 def test_fleets_own_dropout():
-    from paddle.distributed.fleet.layers.mpu import random
-
     random.get_rng_state_tracker().add("here", 1)
 
     def dropout(x, p):

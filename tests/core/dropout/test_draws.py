@@ -12,7 +12,8 @@ from paddle_dp.core.dropout.uncaught import cut_unsaid
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Task, full_model_learner
-from paddle_dp.mesh import Mesh
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
 
@@ -199,11 +200,6 @@ class EightSamples:
 
 def differences_of_tables(cuts):
     """What is said after one update on two ranks of a tensor axis."""
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Task
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=3)
     found = []
     for table in cuts:

@@ -1,10 +1,16 @@
 """Dropout is one process's dropout in every layout: losses and gradient norms of a few updates are the same numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import paddle
 import pytest
 
 from models import bert, gpt, vit
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.learner import Task
+from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from paddle_dp.units import Recompute
 from tests.core.dropout.layers import CONFIG, dropping, loss
 from tests.parity import train
@@ -47,11 +53,6 @@ class Images(Texts):
 
 def learned(strategy, name, micro_batches, recompute="none"):
     """[[loss, gradient norm] of each update]: batches of 8, 8, 4, which no ranks share equally in 3 micro-batches."""
-    from dataclasses import replace
-
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Task
-
     paddle.seed(3)
     task = Task(
         model=MODELS[name](),
@@ -73,9 +74,6 @@ def learned(strategy, name, micro_batches, recompute="none"):
 
 def learn(cases):
     """The rows of every case (strategy's word, settings, model, micro-batches, recompute)."""
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-
     mesh = join(seed=3)
     return [
         learned(read_part("strategies", {"use": use, **settings}).build(mesh), *how)
