@@ -26,19 +26,16 @@ from paddle_dp.assembly import assemble
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import DivergenceError
 from paddle_dp.train import Callback, Moment
+from tests.house.datasets import Samples
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
 STEPS, CLASSES = 10, 4
 
 
-class Points:
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        point = np.random.RandomState(i).randn(6).astype("float32")
-        return point, np.asarray(point[:CLASSES].argmax())
+def point(i: int) -> tuple[np.ndarray, np.ndarray]:
+    numbers = np.random.RandomState(i).randn(6).astype("float32")
+    return numbers, np.asarray(numbers[:CLASSES].argmax())
 
 
 class Liar(nn.Layer):
@@ -176,7 +173,7 @@ def fit(
     callbacks = ["console", *([OnOneRank(change)] if change else [])]
     with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
         trainer = Trainer.of(
-            model=model, loss=loss or nn.CrossEntropyLoss(reduction="none"), train=Points(), batch=8,
+            model=model, loss=loss or nn.CrossEntropyLoss(reduction="none"), train=Samples(64, point), batch=8,
             optimizer={"use": "sgd"}, length=f"{STEPS} steps", callbacks=callbacks, folder=folder, **more,
         )  # fmt: skip
         try:

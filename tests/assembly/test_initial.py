@@ -18,6 +18,7 @@ from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.recipe import Load, read_recipe
+from tests.house.datasets import Samples
 from tests.parity import recorded
 from tests.ranks import run_ranks
 
@@ -115,18 +116,13 @@ def test_a_part_of_it_for_fine_tuning(
 
 
 def test_a_script_gives_it_as_a_path_or_as_a_recipe_does(tmp_path: Path) -> None:
-    class Ones:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-            return np.ones(4, "float32"), np.int64(i % 2)
+    ones = Samples(4, lambda i: (np.ones(4, "float32"), np.int64(i % 2)))
 
     def trainer(folder: Path, **given: Any) -> Trainer:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         loss, schedule = {"use": "cross_entropy"}, {"use": "constant", "learning_rate": 0.1}
         return Trainer.of(
-            model=model, loss=loss, optimizer="sgd", schedule=schedule, train=Ones(), batch=2, length="1 epochs",
+            model=model, loss=loss, optimizer="sgd", schedule=schedule, train=ones, batch=2, length="1 epochs",
             folder=folder, callbacks=["checkpoint"], **given,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ import paddle_dp
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
+from tests.house.datasets import Points
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -25,19 +26,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {"use": "hybrid", "tensor": 2},
 }
 CALLBACKS = [{"use": "metrics", "every": "1 step"}, {"use": "checkpoint", "every": "1 epoch"}]
-
-
-class Points:
-    def __init__(self, samples: int = 100):
-        draw = np.random.RandomState(0)
-        self.x = draw.randn(samples, 6).astype("float32")
-        self.y = self.x[:, :4].argmax(1)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], self.y[i]
 
 
 class Block(nn.Layer):

@@ -12,23 +12,19 @@ from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, LossError, UsageError
-from paddle_dp.learner import Task, full_model_learner
+from paddle_dp.learner import full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Progress, Run
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every, Recompute
+from tests.house.datasets import Samples
+from tests.house.learners import task_of
 
 
-class Points:
+class Points(Samples):
     def __init__(self, samples=10):
-        self.samples = samples
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, i):
-        return np.full([3], i / 10, "float32"), np.int64(i % 2)
+        super().__init__(samples, lambda i: (np.full([3], i / 10, "float32"), np.int64(i % 2)))
 
 
 class Diary(Callback):
@@ -54,11 +50,7 @@ class Diary(Callback):
 
 def trainer(*callbacks, samples=10, rate=0.1, loss=None):
     paddle.seed(0)
-    task = Task(
-        model=nn.Linear(3, 2),
-        loss=loss or CrossEntropy().build(),
-        optimizer=lambda _, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]),
-    )
+    task = task_of(nn.Linear(3, 2), loss, "SGD", rate)
     mesh = Mesh.alone()
     return Trainer(full_model_learner(task, mesh), Loader.plain(Points(samples), 4, mesh), callbacks)
 
@@ -155,11 +147,7 @@ class Sparse(Points):
 
 def sparse(counting, *callbacks):
     paddle.seed(0)
-    task = Task(
-        model=nn.Linear(3, 2),
-        loss=CrossEntropy(ignore_index=-1).build(),
-        optimizer=lambda _, named: paddle.optimizer.Adam(0.1, parameters=[p for _, p in named]),
-    )
+    task = task_of(nn.Linear(3, 2), CrossEntropy(ignore_index=-1).build(), "Adam")
     mesh = Mesh.alone()
     run = Run(
         name="sparse", folder=Path("runs/sparse"), mesh=mesh,

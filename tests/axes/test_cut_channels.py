@@ -10,6 +10,7 @@ from paddle import nn
 from paddle_dp import checkpoint
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.recipe.yaml_document import parse
+from tests.house.datasets import Samples
 from tests.parity import recorded, weights
 from tests.ranks import run_ranks
 
@@ -38,13 +39,8 @@ class Net(nn.Layer):
         return self.rows(self.flat(nn.functional.relu(x)).flatten(1))
 
 
-class Pictures:
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        draw = np.random.default_rng(index)
-        return draw.normal(size=(1, 8, 8)).astype("float32"), np.int64(index % 3)
+def picture(index):
+    return np.random.default_rng(index).normal(size=(1, 8, 8)).astype("float32"), np.int64(index % 3)
 
 
 def train(folder, strategy, precision, sync=False):
@@ -52,9 +48,9 @@ def train(folder, strategy, precision, sync=False):
     paddle.seed(5)
     settings = {**parse(strategy, "").values, **({"sync_batch_norm": True} if sync else {})}
     trainer = Trainer.of(
-        model=Net(), train=Pictures(), batch=4, length="6 steps", loss="cross_entropy", cuts=CUTS, callbacks=[],
+        model=Net(), train=Samples(12, picture), batch=4, length="6 steps", loss="cross_entropy", cuts=CUTS,
         optimizer={"use": "momentum", "clip": 0.5}, schedule={"use": "constant", "learning_rate": 0.05},
-        strategy=settings, precision=precision, folder=folder,
+        strategy=settings, precision=precision, folder=folder, callbacks=[],
     )  # fmt: skip
     rows = recorded(trainer)
     trainer.fit("3 steps")

@@ -5,9 +5,9 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 
@@ -88,13 +88,8 @@ def place(cases, compared=False):
     for case in cases:
         paddle.seed(3)  # cut layers have drawn on each rank for itself
         inputs = paddle.to_tensor(np.random.RandomState(0).randn(2, 6, 16).astype("float32"))
-        task = Task(
-            model=MODELS[case](),
-            loss=lambda outputs, targets: (outputs - targets).square(),
-            optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
-            samples=lambda inputs=inputs: inputs,
-            compared=compared,
-        )
+        samples = {"samples": lambda inputs=inputs: inputs, "compared": compared}
+        task = task_of(MODELS[case](), lambda outputs, targets: (outputs - targets).square(), **samples)
         try:
             read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
             said.append("")

@@ -10,14 +10,14 @@ from paddle import nn
 
 from paddle_dp.axes.pipeline.runner import separate_buffers
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.data import Loader, Sampler
+from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.state import model_shards, optimizer_shards
+from tests.house.learners import task_of
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
 
@@ -52,23 +52,16 @@ def learn(strategy, cases):
 def _task(case):
     paddle.seed(7)
     gpt, clip = read_part("models", {**GPT, **case.get("model", {})}), paddle.nn.ClipGradByGlobalNorm(0.4)
-    return Task(
-        model={"norms": Normed, "scales": Scaling}.get(case.get("blocks"), gpt.build)(),
-        loss=read_part("losses", {"use": "cross_entropy"}).build(),
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(
-            3e-3, parameters=[p for _, p in named], grad_clip=clip, weight_decay=0.1
-        ),
-    )
+    model = {"norms": Normed, "scales": Scaling}.get(case.get("blocks"), gpt.build)()
+    return task_of(model, None, "AdamW", 3e-3, settings={"grad_clip": clip, "weight_decay": 0.1})
 
 
 def _train(placer, case):
     learner, mesh = placer.place(_task(case)), placer.mesh
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
     tokens = read_part("datasets", words).build("train")
-    loader = Loader(
-        tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
-    )
-    held_out = Loader(tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, shuffle=False))
+    loader = Loader.plain(tokens, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
+    held_out = Loader.plain(tokens, BATCH, mesh, shuffle=False)
     rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
         for batch in itertools.islice(loader.read(epoch), STEPS - len(rows)):

@@ -13,14 +13,14 @@ from paddle_dp.axes.sequence.megatron_sp import SequenceParallelizer
 from paddle_dp.axes.sequence.ulysses import parallelize_sequence, sequence_shard
 from paddle_dp.core.loss import as_loss
 from paddle_dp.core.placement import Placements
-from paddle_dp.data import Loader, Sampler
+from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Precision, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
 from paddle_dp.mesh import join
 from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.part import read_part
+from tests.house.learners import task_of
 from tests.parity import SHORT, assert_same, train, truth
 from tests.ranks import run_ranks
 
@@ -68,27 +68,15 @@ def test_every_layout_with_sequence_shards_is_one_process(tmp_path, model, ranks
 def learned(strategy, mesh, model, loss, length=LENGTH):
     """[loss, gradient norm, scores] of a few updates: batches of 6, then 4; two micro-batches, over the ranks."""
 
-    class Samples:
-        def __len__(self):
-            return 10
+    def sample(i):
+        random = np.random.RandomState(i)
+        if hasattr(model, "length"):
+            text = random.randint(0, 8, length + 1)  # each has the class 0, which a loss may ignore
+            return text[:-1], text[1:]
+        return random.randn(1, 8, 8).astype("float32"), random.randint(0, 5)
 
-        def __getitem__(self, i):
-            random = np.random.RandomState(i)
-            if hasattr(model, "length"):
-                # The class 0, which a loss may ignore, is in every text.
-                text = random.randint(0, 8, length + 1)
-                return text[:-1], text[1:]
-            return random.randn(1, 8, 8).astype("float32"), random.randint(0, 5)
-
-    task = Task(
-        model=model,
-        loss=loss,
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
-    )
-    learner = strategy.place(task)
-    loader = Loader(
-        Samples(), Sampler.for_mesh(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
-    )
+    learner = strategy.place(task_of(model, loss, "AdamW", 0.01))
+    loader = Loader.plain([sample(i) for i in range(10)], 6, mesh, micro_batches=2)
     rows = []
     for batch in [*loader.read(0), *loader.read(1)]:
         metrics = learner.train_batch(batch, collect_metrics=True)
@@ -139,12 +127,7 @@ def test_models_that_tie_and_models_that_gather(one, cut):
 
 def rounded(strategy):
     """Whether cut layers give numbers of bfloat16, where that is the precision."""
-    task = Task(
-        model=gpt.Config(**SMALL).build(),
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
-        precision=Precision(dtype="bfloat16"),
-    )
+    task = task_of(gpt.Config(**SMALL).build(), dtype="bfloat16")
     learner, seen = strategy.place(task), []
     for layer in (learner.model.blocks[1].qkv, learner.model.blocks[1].out):
         layer.register_forward_post_hook(lambda layer, given, output: seen.append(output))

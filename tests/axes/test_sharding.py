@@ -4,7 +4,6 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.assembly.build import Task
 from paddle_dp.axes.sharding.zero import Offload
 from paddle_dp.checkpoint import merge
 from paddle_dp.datasets.random_tokens import Config as Tokens
@@ -14,6 +13,7 @@ from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
+from tests.house.learners import task_of
 from tests.parity import SHORT, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
@@ -62,11 +62,7 @@ def drift(strategy):
     """What the check says before and after one rank's weight has changed: the first that it holds."""
     mesh = join(seed=0)
     model = read_part("models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4})
-    task = Task(
-        model=model.build(),
-        loss=read_part("losses", {"use": "cross_entropy"}).build(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
-    )
+    task = task_of(model.build())
     learner = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
     learner.check("now")
     if mesh.rank == 0:

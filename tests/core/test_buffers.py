@@ -7,13 +7,14 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.buffers import Buffers
-from paddle_dp.data import Loader, Sampler
-from paddle_dp.learner import Precision, Task
+from paddle_dp.data import Loader
+from paddle_dp.learner import Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from paddle_dp.strategies.data_parallel import Config
 from paddle_dp.train.evaluate import evaluate
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 FEATURES, CLASSES = 6, 4
@@ -51,13 +52,12 @@ MODELS = {
 }  # fmt: skip
 
 
-class Points:
-    def __len__(self):
-        return 17
+def point(i):
+    random = np.random.RandomState(i)
+    return random.randn(FEATURES).astype("float32"), np.int64(random.randint(CLASSES))
 
-    def __getitem__(self, i):
-        random = np.random.RandomState(i)
-        return random.randn(FEATURES).astype("float32"), np.int64(random.randint(CLASSES))
+
+POINTS = [point(i) for i in range(17)]
 
 
 def learn(mesh, kind, interrupted=False, sync=False, updates=9):
@@ -66,15 +66,9 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
     17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a dummy.
     """
     paddle.seed(5)
-    task = Task(
-        model=nn.Sequential(*MODELS[kind]()),
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.2, parameters=[p for _, p in named]),
-        precision=Precision(dtype="float64"),
-    )
+    task = task_of(nn.Sequential(*MODELS[kind]()), optimizer="Momentum", rate=0.2, dtype="float64")
     learner = Config(sync_batch_norm=sync).build(mesh).place(task)
-    train = Loader(Points(), Sampler.for_mesh(17, 4, mesh, seed=1))
-    test = Loader(Points(), Sampler.for_mesh(17, 4, mesh, shuffle=False))
+    train, test = Loader.plain(POINTS, 4, mesh, seed=1), Loader.plain(POINTS, 4, mesh, shuffle=False)
     losses = []
     for epoch in range(3):
         for batch in train.read(epoch):

@@ -14,11 +14,10 @@ from paddle_dp.core.consistency import Replica, _on_device, check_sound, digests
 from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.data import Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError
-from paddle_dp.learner import Task
-from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.train import Callback
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 
@@ -92,24 +91,14 @@ def place(ranks_without, config, model=None):
     mesh = join(seed=1)
     model = model or Branches()
     model.use = mesh.rank not in ranks_without
-    task = Task(
-        model=model,
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
-    )
+    task = task_of(model)
     strategy = read_part("strategies", {"use": "data_parallel", **config})
     return mesh, strategy.build(mesh).place(task)
 
 
 def batches_of(mesh):
-    class Data:
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, i):
-            return np.full([4], i / 8, "float32"), i % 3
-
-    return iter(Loader.plain(Data(), 4, mesh).read(0))
+    data = [(np.full([4], i / 8, "float32"), i % 3) for i in range(8)]
+    return iter(Loader.plain(data, 4, mesh).read(0))
 
 
 def step(mesh, learner):

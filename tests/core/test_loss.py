@@ -16,31 +16,26 @@ from paddle.nn import functional as F
 from paddle_dp.core.loss import Loss, as_loss, total_and_count
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import LossError
-from paddle_dp.learner import Precision, Task, full_model_learner
+from paddle_dp.learner import Precision, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
+from tests.house.datasets import Arrays
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
 IGNORED, WORDS, LENGTH, SAMPLES, BATCH, MICROS = -100, 7, 6, 23, 10, 3
 
 
-class Texts:
+class Texts(Arrays):
     """Rows of words, padded at the end: every sample has another number of targets, and some have none."""
 
     def __init__(self, padded: bool = True):
         draw = np.random.RandomState(0)
-        self.x = draw.randint(0, WORDS, [SAMPLES, LENGTH])
-        self.y = draw.randint(0, WORDS, [SAMPLES, LENGTH])
+        super().__init__(*(draw.randint(0, WORDS, [SAMPLES, LENGTH]) for _ in range(2)))
         if padded:
-            self.y[np.arange(LENGTH)[None] >= draw.randint(0, LENGTH + 1, [SAMPLES, 1])] = IGNORED
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], self.y[i]
+            self.targets[np.arange(LENGTH)[None] >= draw.randint(0, LENGTH + 1, [SAMPLES, 1])] = IGNORED
 
 
 class Model(nn.Layer):
@@ -111,7 +106,7 @@ def texts(loss: str) -> Texts:
     """The data for a loss: with padding for those that leave it out; "empty": also a batch in which nothing counts."""
     data = Texts(padded=loss not in ("per_token", "whole_count"))
     if loss == "empty":
-        data.y[Sampler(SAMPLES, BATCH, seed=4).global_batch(0, 1)] = IGNORED
+        data.targets[Sampler(SAMPLES, BATCH, seed=4).global_batch(0, 1)] = IGNORED
     return data
 
 
@@ -125,10 +120,10 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
     share, losses = Sampler(SAMPLES, BATCH, seed=4), []
     for k in range(share.batches):
         chosen = share.global_batch(0, k)
-        inputs, targets = paddle.to_tensor(data.x[chosen]), paddle.to_tensor(data.y[chosen])
+        inputs, targets = paddle.to_tensor(data.inputs[chosen]), paddle.to_tensor(data.targets[chosen])
         # Paddle's own mean divides by all targets, also by those of a negative ignore_index (3.3.1).
         total = F.cross_entropy(model(inputs), targets, reduction="sum", ignore_index=IGNORED)
-        count = int((data.y[chosen] != IGNORED).sum())
+        count = int((data.targets[chosen] != IGNORED).sum())
         losses.append(total.item() / count if count else np.nan)
         if count:
             (total / count).backward()
@@ -140,14 +135,8 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
 def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype: Any = "float32") -> Any:
     """[losses, weights that lie here] of an epoch, in micro-batches (some are dummies), with a short last batch."""
     paddle.seed(2)
-    task = Task(
-        model=Model(),
-        loss=LOSSES[loss],
-        optimizer=lambda rate, named: paddle.optimizer.Momentum(
-            0.5, parameters=[p for _, p in named], grad_clip=nn.ClipGradByGlobalNorm(CLIP)
-        ),
-        precision=Precision(dtype=dtype, scale=128.0),
-    )
+    clip, precision = {"grad_clip": nn.ClipGradByGlobalNorm(CLIP)}, Precision(dtype=dtype, scale=128.0)
+    task = task_of(Model(), LOSSES[loss], "Momentum", 0.5, settings=clip, precision=precision)
     learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
     share = Sampler.for_mesh(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
     losses = []
@@ -259,14 +248,9 @@ def test_a_loss_is_wrapped_once() -> None:
 @pytest.mark.parametrize("loss", ["kept_sum", "class"])
 def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) -> None:
     paddle.seed(2)
-    task = Task(
-        model=Model(),
-        loss=LOSSES[loss],
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(0.5, parameters=[p for _, p in named]),
-        precision=Precision(dtype=dtype),
-    )
+    task = task_of(Model(), LOSSES[loss], "AdamW", 0.5, dtype=dtype)
     learner, data = full_model_learner(task, Mesh.alone()), Texts()
-    data.y[:] = IGNORED
+    data.targets[:] = IGNORED
     before = [p.numpy().copy() for p in learner.model.parameters()]
     for collect_metrics, batch in zip(
         (True, False), Loader(data, Sampler(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False

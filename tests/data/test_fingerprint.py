@@ -15,24 +15,19 @@ import numpy as np
 import pytest
 
 from paddle_dp.data.fingerprint import RANDOM, SECONDS, common, fingerprint, order
+from tests.house import datasets as house
 
 
-class Points:
+class Points(house.Points):
     def __init__(self, samples: int = 24, draw: int = 0):
-        self.x = np.random.RandomState(draw).randn(samples, 6).astype("float32")
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], i % 4
+        super().__init__(samples, seed=draw, by_index=True)
 
 
 class Taken(Points):
     """In memory: many are read at once."""
 
     def take(self, indices: Any) -> Any:
-        return self.x[indices], indices % 4
+        return self.inputs[indices], indices % 4
 
 
 @pytest.mark.parametrize("samples", [0, 1, 2, 3, 4, 5, 7, 24, 1437, 10007])
@@ -68,14 +63,14 @@ def test_one_number_of_one_sample_of_a_small_data_set_is_noticed(
     kind: Callable[..., Points], changed: int
 ) -> None:
     one, other = kind(), kind()
-    other.x[changed, 5] += 1e-6
+    other.inputs[changed, 5] += 1e-6
     assert fingerprint(one, 0) != fingerprint(other, 0)
 
 
 @pytest.mark.parametrize("kind", [Points, Taken])
 def test_two_samples_that_changed_places_are_noticed(kind: Callable[..., Points]) -> None:
     one, other = kind(), kind()
-    other.x[[3, 20]] = other.x[[20, 3]]  # of one group
+    other.inputs[[3, 20]] = other.inputs[[20, 3]]  # of one group
     assert fingerprint(one, 0) != fingerprint(other, 0)
 
 
@@ -156,11 +151,11 @@ def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
 
         def __getitem__(self, i: int) -> Any:
             self.draw = getattr(self, "draw", np.random.default_rng(0))
-            return self.x[i] + self.draw.normal(), i % 4
+            return self.inputs[i] + self.draw.normal(), i % 4
 
     class Seeded(Points):
         def __getitem__(self, i: int) -> Any:
-            return self.x[i] + np.random.randn(), i % 4
+            return self.inputs[i] + np.random.randn(), i % 4
 
     assert fingerprint(Own(), 0) == fingerprint(Own(), 0, in_fork=True) == {"sample 0": RANDOM}
     found = fingerprint(Seeded(), 0)

@@ -14,6 +14,7 @@ from paddle_dp.errors import RecipeError
 from paddle_dp.recipe.schema import LoaderSettings
 from paddle_dp.recipe.train_schema import BatchRamp, Train
 from paddle_dp.units import EverySteps, Length
+from tests.house.datasets import Samples
 
 
 def ramp(start: int, increment: int, every: int) -> BatchRamp:
@@ -90,12 +91,8 @@ def test_a_size_without_its_epoch_is_refused() -> None:
         sampler().size(8, 0)
 
 
-class Numbers:
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
-        return np.array([index, np.random.random()], np.float32), np.int64(index)
+def noisy(index: int) -> tuple[np.ndarray, np.int64]:
+    return np.array([index, np.random.random()], np.float32), np.int64(index)
 
 
 def stacked(rows: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,10 +106,13 @@ def test_workers_and_a_start_in_mid_epoch_read_the_same(more: dict[str, Any]) ->
         return [m.inputs.tolist() for batch in islice(loader.read(0, start), 20) for m in batch.micro_batches]
 
     cut = {"dp_rank": 1, "dp_size": 2, "micro_batches": 2}
-    dataset: Any = Numbers()
+    dataset: Any = Samples(50, noisy)
     if more.get("global_batches"):
         dataset = prepared(dataset, LoaderSettings(collate="batch"), stacked)
-    with Loader(Numbers(), sampler(**cut)) as plain, Loader(dataset, sampler(**cut), **more) as other:
+    with (
+        Loader(Samples(50, noisy), sampler(**cut)) as plain,
+        Loader(dataset, sampler(**cut), **more) as other,
+    ):
         assert read(other) == read(plain) and len(read(plain)) == 16
         assert read(other, 5) == read(plain)[10:]
 

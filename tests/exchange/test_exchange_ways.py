@@ -135,17 +135,13 @@ def told_of_large_gradients(compress: str) -> list[str]:
     import paddle
 
     from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task
     from paddle_dp.losses.mean_squared_error import Config as SquaredError
     from paddle_dp.mesh import join
+    from tests.house.learners import task_of
 
     mesh = join(seed=0)
     model = paddle.nn.Linear(2, 1)
-    task = Task(
-        model=model,
-        loss=SquaredError().build(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(1e-9, parameters=[p for _, p in named]),
-    )
+    task = task_of(model, SquaredError().build(), "SGD", 1e-09)
     learner = read_part("strategies", {"use": "data_parallel", "compress": compress}).build(mesh).place(task)
     inputs, targets = paddle.full([1, 2], 1e3), paddle.full([1, 1], 1e3)
     said = io.StringIO()

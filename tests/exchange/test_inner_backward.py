@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.data import Loader, Sampler
+from paddle_dp.data import Loader
 from paddle_dp.learner import Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
@@ -45,7 +45,7 @@ def learn(strategy, mesh):
     placed = read_part("strategies", strategy).build(mesh)
     learner = placed.place(Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer))
     data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(16)]
-    for batch in Loader(data, Sampler.for_mesh(16, 4, placed.mesh, micro_batches=2, seed=1)).read(0):
+    for batch in Loader.plain(data, 4, placed.mesh, micro_batches=2, seed=1).read(0):
         learner.train_batch(batch)
     return {n: p.numpy() for n, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}
 

@@ -11,13 +11,12 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from paddle_dp.data import Loader, Sampler
-from paddle_dp.learner import Task
-from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.data import Loader
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
-from paddle_dp.recipe import Precision
 from paddle_dp.train.evaluate import evaluate
+from tests.house.datasets import Arrays
+from tests.house.learners import numbers_of, task_of
 from tests.ranks import run_ranks
 
 BATCH, WIDTH = 8, 6
@@ -30,7 +29,7 @@ ROUTES = [
     [2, 2, 0, 0, 0, 0, 1, 0],
     [1, 1, 2],
 ]
-ADAMW = {"learning_rate": 0.05, "weight_decay": 0.1, "grad_clip": nn.ClipGradByGlobalNorm(0.5)}
+ADAMW = {"weight_decay": 0.1, "grad_clip": nn.ClipGradByGlobalNorm(0.5)}
 
 
 class Experts(nn.Layer):
@@ -69,43 +68,24 @@ class Mixture(nn.Layer):
         return x
 
 
-class Points:
-    def __init__(self) -> None:
-        routes = [expert for batch in ROUTES for expert in batch]
-        self.x = np.random.RandomState(0).randn(len(routes), WIDTH).astype("float32")
-        self.x[np.arange(len(routes)), routes] += 100  # whatever the layers before do to it
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i] / 50, i % 3
+def points() -> Arrays:
+    routes = [expert for batch in ROUTES for expert in batch]
+    x = np.random.RandomState(0).randn(len(routes), WIDTH).astype("float32")
+    x[np.arange(len(routes)), routes] += 100  # whatever the layers before do to it
+    return Arrays(x / 50, np.arange(len(routes)) % 3)
 
 
 def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) -> dict[str, Any]:
     """Two epochs in float64: [loss, gradient norm] of each step, the weights that lie here, and the held-out loss."""
     mesh = join(seed=1)
-    task = Task(
-        model=Mixture(norm),
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(parameters=[p for _, p in named], **ADAMW),
-        precision=Precision(dtype="float64"),
-    )
+    task = task_of(Mixture(norm), None, "AdamW", 0.05, settings=ADAMW, dtype="float64")
     placer = read_part("strategies", strategy).build(mesh)
     learner, mesh = placer.place(task), placer.mesh
-    loader = Loader(
-        Points(), Sampler.for_mesh(len(Points()), BATCH, mesh, micro_batches=micro_batches, shuffle=False)
-    )
-    rows = []
-    for epoch in range(2):
-        for batch in loader.read(epoch):
-            metrics = learner.train_batch(batch, collect_metrics=True)
-            rows.append([metrics["loss"], metrics["gradient_norm"]])
+    loader = Loader.plain(points(), BATCH, mesh, micro_batches=micro_batches, shuffle=False)
+    rows = numbers_of(learner, [*loader.read(0), *loader.read(1)])
     learner.check("at the end")
     assert not learner.differences()  # which are looked for with forwards and backwards of its own
-    held_out = evaluate(
-        learner, Loader(Points(), Sampler.for_mesh(len(Points()), BATCH, mesh, shuffle=False)), mesh
-    )
+    held_out = evaluate(learner, Loader.plain(points(), BATCH, mesh, shuffle=False), mesh)
     weights = {
         name: p.numpy() for name, p in learner.placed.named_parameters() if learner.placed.is_stored(p)
     }

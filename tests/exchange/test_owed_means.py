@@ -9,9 +9,9 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 COUNTS = [4, 1, 4, 1, 4]  # samples of each rank that count, by update
@@ -36,11 +36,7 @@ def owed(compress: str) -> list[list[list[float]]]:
     mesh = join()
     paddle.seed(1)
     model = nn.Linear(WIDTH, WIDTH, bias_attr=False)
-    task = Task(
-        model=model,
-        loss=Some(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(1.0, parameters=[p for _, p in named]),
-    )
+    task = task_of(model, Some(), "SGD", 1.0)
     strategy = read_part("strategies", {"use": "data_parallel", "compress": compress}).build(mesh)
     learner, before = strategy.place(task), model.weight.numpy()
     draw, true = np.random.RandomState(0), np.zeros([WIDTH, WIDTH])

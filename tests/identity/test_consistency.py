@@ -23,6 +23,7 @@ from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
+from tests.house import datasets as house
 from tests.ranks import run_ranks
 
 
@@ -84,17 +85,14 @@ def test_a_recipe_counts_but_for_its_folder_its_name_its_workers_and_where_its_d
     )
 
 
-class Points:
+class Points(house.Points):
     def __init__(self, samples: int = 24, draw: int = 0, each_time: bool = False):
-        self.x = np.random.RandomState(draw).randn(samples, 6).astype("float32")
+        super().__init__(samples, seed=draw, by_index=True)
         self.each_time = each_time
-
-    def __len__(self) -> int:
-        return len(self.x)
 
     def __getitem__(self, i: int) -> Any:
         noise = np.frombuffer(os.urandom(6), np.uint8) / 1000 if self.each_time else 0
-        return (self.x[i] + noise).astype("float32"), i % 4
+        return (self.inputs[i] + noise).astype("float32"), i % 4
 
 
 class Replaced(Points):

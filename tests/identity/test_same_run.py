@@ -34,6 +34,7 @@ from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.schedules.cosine import Config
 from paddle_dp.train.callback import Callback
+from tests.house import datasets as house
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -239,17 +240,11 @@ def test_a_schedule_may_change_where_no_update_has_been(tmp_path: Path) -> None:
         again(tmp_path, "schedule.warmup=4steps")
 
 
-class Points:
+class Points(house.Points):
     def __init__(self, replaced: int | None = None, samples: int = 100):
-        self.x = np.random.RandomState(3).randn(samples, 6).astype("float32")
+        super().__init__(samples, seed=3, by_index=True)
         if replaced is not None:
-            self.x[replaced] = 0
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], i % 4
+            self.inputs[replaced] = 0
 
 
 def script(folder: Path, **changed: Any) -> Trainer:

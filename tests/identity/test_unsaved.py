@@ -12,17 +12,10 @@ from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.train import Callback, Moment
+from tests.house.datasets import Samples
 from tests.ranks import run_ranks
 
 SAVES = [{"use": "checkpoint", "every": "1 step"}]
-
-
-class Points:
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, i: int) -> Any:
-        return np.full(4, i, "float32"), i % 3
 
 
 class Moving(nn.Layer):
@@ -47,7 +40,7 @@ def train(folder: Path, model: nn.Layer, optimizer: Any, steps: int = 3, **more:
     """So many steps, with saves."""
     words = {
         "loss": "cross_entropy",
-        "train": Points(),
+        "train": Samples(12, lambda i: (np.full(4, i, "float32"), i % 3)),
         "batch": 4,
         "callbacks": SAVES,
         "folder": folder / "run",

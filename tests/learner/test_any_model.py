@@ -9,12 +9,12 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.meta_init import anatomy
-from paddle_dp.data import Loader, Sampler
-from paddle_dp.learner import Precision, Task
+from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.plan import Shape, legal_layouts
 from paddle_dp.train.state import model_shards, optimizer_shards
+from tests.house.learners import numbers_of, task_of
 from tests.part.test_annotation import TEXTS, Texts
 from tests.ranks import ROOT, run_ranks
 
@@ -84,19 +84,12 @@ def _train(strategy, model):
     paddle.seed(7)
     data = Invented(model == "texts")
     clip = paddle.nn.ClipGradByGlobalNorm(0.5)
-    task = Task(
-        model=MODELS[model](),
-        loss=read_part("losses", {"use": "cross_entropy"}).build(),
-        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.05, parameters=[p for _, p in named], grad_clip=clip),
-        precision=Precision(dtype="float64"),
-        samples=lambda: paddle.to_tensor(data.inputs[:2]),
-    )  # fmt: skip
-    learner, rows = strategy.place(task), []
-    for batch in Loader(data, Sampler.for_mesh(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(
-        0
-    ):
-        metrics = learner.train_batch(batch, collect_metrics=True)
-        rows.append([metrics["loss"], metrics["gradient_norm"]])
+    momentum = {"optimizer": "Momentum", "rate": 0.05, "settings": {"grad_clip": clip}}
+    task = task_of(
+        MODELS[model](), dtype="float64", samples=lambda: paddle.to_tensor(data.inputs[:2]), **momentum
+    )
+    learner = strategy.place(task)
+    rows = numbers_of(learner, Loader.plain(data, BATCH, strategy.mesh, micro_batches=2, seed=1).read(0))
     learner.statistics.sync()
     learner.check("at the end")
     return learner, rows

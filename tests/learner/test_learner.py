@@ -11,9 +11,10 @@ from paddle import nn
 from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.exchange.paddle_reducer import PaddleReducer
-from paddle_dp.learner import Precision, Task, full_model_learner
+from paddle_dp.learner import Task, full_model_learner
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
+from tests.house.learners import task_of
 
 
 class Summed:
@@ -29,12 +30,7 @@ class Summed:
 
 def learner(loss, precision="float32", model=None):
     paddle.seed(0)
-    task = Task(
-        model=model or nn.Linear(3, 2),
-        loss=loss,
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
-        precision=Precision(dtype=precision),
-    )
+    task = task_of(model or nn.Linear(3, 2), loss, dtype=precision)
     return full_model_learner(task, Mesh.alone())
 
 

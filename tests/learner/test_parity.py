@@ -5,24 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.datasets import Arrays
 from tests.ranks import run_ranks
 
 SAMPLES, FEATURES, CLASSES = 47, 12, 7
 
 
-class Points:
+def points():
     """A small classification problem, the same in every process."""
-
-    def __init__(self):
-        random = np.random.RandomState(0)
-        self.x = random.randn(SAMPLES, FEATURES).astype("float32")
-        self.y = random.randint(0, CLASSES, SAMPLES).astype("int64")
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
+    random = np.random.RandomState(0)
+    points = random.randn(SAMPLES, FEATURES).astype("float32")
+    return Arrays(points, random.randint(0, CLASSES, SAMPLES).astype("int64"))
 
 
 def network(norm):
@@ -32,41 +25,23 @@ def network(norm):
     return nn.Sequential(nn.Linear(FEATURES, 16), *norms, nn.GELU(), nn.Linear(16, CLASSES))
 
 
-def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtype="float32", **settings):
+def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="Momentum", dtype="float32", **settings):
     """Trains on all ranks; returns [losses, gradient norms, weights] of this rank's view of the whole."""
     import paddle
 
     from paddle_dp.core.batch_norm import statistics
-    from paddle_dp.data import Loader, Sampler
-    from paddle_dp.learner import Precision, Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.data import Loader
     from paddle_dp.mesh import join
     from paddle_dp.strategies.data_parallel import Config
+    from tests.house.learners import numbers_of, task_of
 
     mesh = join(seed=3)
-    clip = paddle.nn.ClipGradByGlobalNorm(0.5)
-    makers = {
-        "momentum": lambda rate, named: paddle.optimizer.Momentum(
-            0.1, parameters=[p for _, p in named], grad_clip=clip
-        ),
-        "adamw": lambda rate, named: paddle.optimizer.AdamW(
-            1e-2, parameters=[p for _, p in named], grad_clip=clip
-        ),
-    }
-    task = Task(
-        model=network(norm),
-        loss=CrossEntropy().build(),
-        optimizer=makers[kind],
-        precision=Precision(dtype=dtype),
-    )
+    rate, clip = {"Momentum": 0.1, "AdamW": 1e-2}[kind], paddle.nn.ClipGradByGlobalNorm(0.5)
+    task = task_of(network(norm), None, kind, rate, dtype, settings={"grad_clip": clip})
     learner = Config(**settings).build(mesh).place(task)
-    loader = Loader(Points(), Sampler.for_mesh(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
-    losses, norms = [], []
-    for epoch in range(epochs):
-        for group in loader.read(epoch):
-            metrics = learner.train_batch(group, collect_metrics=True)
-            losses.append(metrics["loss"])
-            norms.append(metrics["gradient_norm"])
+    loader = Loader.plain(points(), batch, mesh, micro_batches=micro_batches, seed=1)
+    rows = numbers_of(learner, (group for epoch in range(epochs) for group in loader.read(epoch)))
+    losses, norms = zip(*rows, strict=True)
     learner.check("test")
     weights = {name: p.numpy() for name, p in learner.placed.named_parameters()}
     learner.statistics.sync()
@@ -87,7 +62,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"micro_batches": 3},
     {"micro_batches": 2, "norm": True},
     {"batch": 45, "norm": True},
-    {"find_unused_parameters": True, "kind": "adamw", "init": "seed"},
+    {"find_unused_parameters": True, "kind": "AdamW", "init": "seed"},
     {"dtype": "bfloat16"},
     {"dtype": "float16"},
 ]

@@ -14,10 +14,10 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import bubble, idle
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 FORWARD, BACKWARD, STEPS = 0.02, 0.04, 5  # seconds of a block
@@ -57,11 +57,7 @@ def measure(cases):
     placer = read_part("strategies", words).build(join(seed=0))
     found = []
     for schedule, micro_batches in cases:
-        task = Task(
-            model=Sleepers(),
-            loss=lambda outputs, targets: ((outputs - targets).square().sum(), len(outputs)),
-            optimizer=lambda rate, named: paddle.optimizer.SGD(0.01, [p for _, p in named]),
-        )
+        task = task_of(Sleepers(), lambda out, y: ((out - y).square().sum(), len(out)), rate=0.01)
         config = read_part("strategies", {**words, "pipeline_schedule": schedule}).config
         learner = replace(placer, config=config).place(task)
         x = paddle.ones([1, 4])

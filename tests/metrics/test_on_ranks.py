@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.datasets import Samples
 from tests.ranks import run_ranks
 
 METRICS = [
@@ -20,15 +21,13 @@ METRICS = [
 SAMPLES = 17
 
 
-class Rows:
+def row(i: int) -> tuple[np.ndarray, np.int64]:
     """Inputs that are the outputs: one-process numbers, bit by bit, on any ranks."""
+    random = np.random.default_rng(i)
+    return random.standard_normal(5).astype("float32"), np.int64(random.integers(5))
 
-    def __len__(self) -> int:
-        return SAMPLES
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-        random = np.random.default_rng(i)
-        return random.standard_normal(5).astype("float32"), np.int64(random.integers(5))
+ROWS = Samples(SAMPLES, row)
 
 
 def evaluated(folder: str) -> dict[str, float]:
@@ -54,7 +53,7 @@ def evaluated(folder: str) -> dict[str, float]:
     join(seed=3)
     paddle.seed(3)
     trainer = Trainer.of(
-        model=Same(), train=Rows(), test=Rows(), batch=7, loss="cross_entropy", optimizer="sgd", folder=folder,
+        model=Same(), train=ROWS, test=ROWS, batch=7, loss="cross_entropy", optimizer="sgd", folder=folder,
         metrics=[*METRICS, order], callbacks=[],
     )  # fmt: skip
     return dict(trainer.evaluate().numbers)
@@ -63,7 +62,7 @@ def evaluated(folder: str) -> dict[str, float]:
 def test_unequal_shares_give_the_numbers_of_one_process_bit_by_bit(tmp_path: Path) -> None:
     (one,) = run_ranks(evaluated, 1, str(tmp_path / "1"))
     assert {"precision", "auc", "acc2", "recall_at_2", "perplexity", "order"} <= set(one)
-    rows = [Rows()[i] for i in range(SAMPLES)]
+    rows = [ROWS[i] for i in range(SAMPLES)]
     weighted = sum(float(np.float64(x[0])) * i for i, (x, _) in enumerate(rows)) + int(rows[-1][1])
     assert one["order"] == pytest.approx(weighted, rel=1e-12)
     own = set(one) - {"loss", "perplexity"}  # sums of float32 over shares

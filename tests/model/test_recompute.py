@@ -8,15 +8,15 @@ import pytest
 from paddle import nn
 
 from models import gpt, llama, vit
-from paddle_dp.data import Loader, Sampler
+from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Precision, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import join
 from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import read_part
 from paddle_dp.units import Recompute
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 HOWS = ("none", "full", "selective", "every 2 blocks")
@@ -161,31 +161,13 @@ def test_what_cannot_be_recomputed_is_said(model, how, said):
 
 def learned(strategy, mesh, dtype="float32"):
     """The weights after a few updates with dropout: batches of 6 and a last of 4, two micro-batches, over the ranks."""
-
-    class Texts:
-        def __len__(self):
-            return 10
-
-        def __getitem__(self, i):
-            text = np.random.RandomState(i).randint(0, 32, 17)
-            return text[:-1], text[1:]
-
     paddle.seed(3)
     clip = paddle.nn.ClipGradByGlobalNorm(0.5)
-    task = Task(
-        model=MODELS["gpt"](),
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(
-            1e-2, parameters=[p for _, p in named], grad_clip=clip
-        ),
-        precision=Precision(dtype=dtype),
-    )
+    task = task_of(MODELS["gpt"](), optimizer="AdamW", rate=0.01, settings={"grad_clip": clip}, dtype=dtype)
     learner = strategy.place(task)
     seed_ranks(3, strategy.mesh)
-    loader = Loader(
-        Texts(), Sampler.for_mesh(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
-    )
-    for batch in loader.read(0):
+    texts = [np.random.RandomState(i).randint(0, 32, 17) for i in range(10)]
+    for batch in Loader.plain([(text[:-1], text[1:]) for text in texts], 6, mesh, micro_batches=2).read(0):
         learner.train_batch(batch)
     return {name: p.numpy() for name, p in learner.placed.named_parameters()}
 

@@ -166,22 +166,18 @@ def test_one_process_allocates_what_its_replicas_hold() -> None:
 
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.batch import Batch, MicroBatch
-    from paddle_dp.learner import Task
     from paddle_dp.losses.mean_squared_error import Config as SquaredError
     from paddle_dp.mesh import Mesh
     from paddle_dp.part import read_part
     from paddle_dp.plan.memory import Widths
+    from tests.house.learners import task_of
 
     paddle.set_device("cpu")
     gc.collect()
     before, stat = allocated(), paddle.base.core
     strategy = read_part("strategies", {"use": "replicas", "count": 3})
-    task = Task(
-        model=nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)),
-        loss=SquaredError().build(),
-        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named]),
-        samples=lambda: paddle.zeros([2, 256]),
-    )
+    model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256))
+    task = task_of(model, SquaredError().build(), "Momentum", samples=lambda: paddle.zeros([2, 256]))
     learner: Any = strategy.build(Mesh.alone()).place(task)
     batch = Batch((MicroBatch(paddle.ones([3, 256]), paddle.ones([3, 256]), 3, 0),), 3, 0, 0)
     learner.train_batch(batch)

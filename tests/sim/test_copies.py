@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.datasets import Numbers
 from tests.ranks import run_ranks
 
 SAMPLES, BATCH, WIDTH = 40, 4, 5000
-
-
-class Numbers:
-    """Sample k is `WIDTH` times k."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, k: int) -> tuple[np.ndarray[Any, Any], int]:
-        return np.full(WIDTH, k, np.float32), k
 
 
 def computes(stream: Any) -> bool:
@@ -41,7 +32,7 @@ def copied(forget: str) -> list[list[float]]:
     os.environ |= {"SIM_PINNED": "1", "SIM_COPY_BANDWIDTH": str(4 * BATCH * WIDTH / late)}
     import paddle
 
-    from paddle_dp.data import Loader, Sampler
+    from paddle_dp.data import Loader
     from paddle_dp.mesh import copies, join
 
     join()
@@ -54,7 +45,7 @@ def copied(forget: str) -> list[list[float]]:
             None if computes(stream) else right(stream, event)
         )
     found = []
-    for batch in Loader(Numbers(), Sampler(SAMPLES, BATCH, shuffle=False)).read(0):
+    for batch in Loader.plain(Numbers(SAMPLES, WIDTH), BATCH, shuffle=False).read(0):
         (micro_batch,) = batch.micro_batches
         x = micro_batch.inputs[0] + 0.0
         found.append([x[0].item(), x[-1].item(), float(micro_batch.targets[0].item())])
@@ -63,7 +54,7 @@ def copied(forget: str) -> list[list[float]]:
 
 def test_each_batch_is_there_when_it_is_computed_with() -> None:
     (found,) = run_ranks(copied, 1, "nothing")
-    assert found == [[float(k)] * 3 for k in range(0, SAMPLES, BATCH)]
+    assert found == [[k, k, 10 * k] for k in range(0, SAMPLES, BATCH)]
 
 
 @pytest.mark.long
@@ -137,12 +128,12 @@ def test_an_error_in_reading_ahead_is_raised_in_its_turn() -> None:
 def overlapped() -> float:
     """In a rank: seconds for ten batches of which each takes 60 ms to copy and 60 ms to compute with."""
     os.environ["SIM_COPY_BANDWIDTH"] = str(4 * BATCH * WIDTH / 0.06)
-    from paddle_dp.data import Loader, Sampler
+    from paddle_dp.data import Loader
     from paddle_dp.mesh import join
 
     join()
     began = time.monotonic()
-    for batch in Loader(Numbers(), Sampler(SAMPLES, BATCH)).read(0):
+    for batch in Loader.plain(Numbers(SAMPLES, WIDTH), BATCH).read(0):
         batch.micro_batches[0].inputs.sum().item()
         time.sleep(0.06)
     return time.monotonic() - began

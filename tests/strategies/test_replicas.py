@@ -14,13 +14,13 @@ from paddle_dp.assembly.build import build
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Task
 from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.model.compiled import is_compiled
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Precision, read_recipe
+from tests.house.learners import task_of
 from tests.parity import recorded
 from tests.ranks import run_ranks
 
@@ -42,13 +42,7 @@ def network(norm=False):
 
 
 def learner(strategy, model, loss=None, **more):
-    task = Task(
-        model=model,
-        loss=loss or CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named]),
-        samples=lambda: batch().micro_batches[0].inputs[:2],
-        **more,
-    )
+    task = task_of(model, loss, "Momentum", samples=lambda: batch().micro_batches[0].inputs[:2], **more)
     return read_part("strategies", strategy).build(Mesh.alone()).place(task)
 
 

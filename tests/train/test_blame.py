@@ -29,24 +29,18 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Callback
 from paddle_dp.train.state import optimizer_states
 from tests.assembly.test_script import Two
+from tests.house import datasets as house
 from tests.ranks import run_ranks
 
 NAN, INF = float("nan"), float("inf")
 
 
-class Points:
-    """40 samples of 6 numbers in four classes; those of `bad` hold a NaN."""
+class Points(house.Points):
+    """40 samples; those of `bad` hold a NaN."""
 
     def __init__(self, bad: tuple[int, ...] = ()):
-        self.x = np.random.RandomState(0).randn(40, 6).astype("float32")
-        self.y = self.x[:, :4].argmax(1)
-        self.x[list(bad), 2] = NAN
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.x[i], self.y[i]
+        super().__init__(40)
+        self.inputs[list(bad), 2] = NAN
 
     def name_of(self, i: int) -> str:
         return f"/points/{i}.npy"

@@ -23,18 +23,13 @@ def evaluated(batch):
     from paddle import nn
 
     from paddle_dp.data import Loader
-    from paddle_dp.learner import Task
-    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.strategies.data_parallel import Config
     from paddle_dp.train.evaluate import evaluate, names_of_numbers
+    from tests.house.learners import task_of
 
     mesh = join(seed=2)
-    task = Task(
-        model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1D(8), nn.Linear(8, CLASSES)),
-        loss=CrossEntropy().build(),
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
-    )
+    task = task_of(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1D(8), nn.Linear(8, CLASSES)))
     learner = Config(sync_batch_norm=False).build(mesh).place(task)
     if mesh.ranks > 1:  # ranks whose statistics have drifted apart evaluate the same model all the same
         mean = learner.model[1]._mean

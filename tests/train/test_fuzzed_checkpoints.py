@@ -19,16 +19,7 @@ from paddle_dp.checkpoint import UnusableError
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import PaddleDPError
 from tests.checkpoint import fuzz
-
-
-class Counted:
-    """Sixteen samples float32 [4], in two classes."""
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-        return np.full(4, i, "float32"), np.int64(i % 2)
+from tests.house.datasets import Samples
 
 
 def trainer(folder: Path, resume: bool | str = False) -> Trainer:
@@ -38,7 +29,7 @@ def trainer(folder: Path, resume: bool | str = False) -> Trainer:
         loss={"use": "cross_entropy"},
         optimizer="adamw",
         schedule={"use": "cosine", "learning_rate": 1e-3},
-        train=Counted(),
+        train=Samples(16, lambda i: (np.full(4, i, "float32"), np.int64(i % 2))),
         batch=4,
         callbacks=["checkpoint"],
         folder=folder,

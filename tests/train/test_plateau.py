@@ -9,22 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.datasets import Arrays
 from tests.ranks import run_ranks
 
 PLATEAU = {"use": "plateau", "learning_rate": 0.4, "every": "2 steps", "factor": 0.5, "patience": 0}
 
 
-class Points:
-    """23 points of three classes."""
-
-    def __init__(self, seed: int = 0):
-        self._numbers = np.random.default_rng(seed).standard_normal((23, 5)).astype("float32")
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-        return self._numbers[i], np.int64(i % 3)
+def points(seed: int = 0, samples: int = 23) -> Arrays:
+    return Arrays(
+        np.random.default_rng(seed).standard_normal((23, 5)).astype("float32")[:samples], np.arange(23) % 3
+    )
 
 
 def trainer(folder: str, schedule: Mapping[str, Any], callbacks: Sequence[Any] = (), **more: Any) -> Any:
@@ -38,7 +32,7 @@ def trainer(folder: str, schedule: Mapping[str, Any], callbacks: Sequence[Any] =
     paddle.seed(3)
     model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
     settings: dict[str, Any] = {
-        "model": model, "train": Points(), "test": Points(1), "batch": 8, "length": "6 epochs", "seed": 7,
+        "model": model, "train": points(), "test": points(1), "batch": 8, "length": "6 epochs", "seed": 7,
         "loss": {"use": "cross_entropy"}, "optimizer": {"use": "adamw"}, "schedule": schedule, "folder": folder,
         "callbacks": callbacks, **more,
     }  # fmt: skip
@@ -132,15 +126,11 @@ def test_it_is_refused_where_no_evaluation_has_its_number(
 def test_other_held_out_samples_are_another_training(tmp_path: Path) -> None:
     from paddle_dp.errors import UsageError
 
-    class Others(Points):
-        def __len__(self) -> int:
-            return 20
-
     for schedule, refused in ((PLATEAU, True), ({"use": "constant", "learning_rate": 0.1}, False)):
         folder = str(tmp_path / schedule["use"])
         trainer(folder, schedule, ["checkpoint"]).fit("2 steps")
         if refused:
             with pytest.raises(UsageError, match="samples in the held-out data was 23 and is 20"):
-                trainer(folder, schedule, ["checkpoint"], test=Others(1), resume=True)
+                trainer(folder, schedule, ["checkpoint"], test=points(1, 20), resume=True)
         else:
-            trainer(folder, schedule, ["checkpoint"], test=Others(1), resume=True)
+            trainer(folder, schedule, ["checkpoint"], test=points(1, 20), resume=True)

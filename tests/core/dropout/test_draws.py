@@ -9,11 +9,12 @@ import pytest
 from paddle import nn
 
 from paddle_dp.core.dropout.uncaught import cut_unsaid
-from paddle_dp.data import Loader, Sampler
+from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
-from paddle_dp.learner import Task, full_model_learner
+from paddle_dp.learner import full_model_learner
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
+from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
 
@@ -32,12 +33,10 @@ class Drawing(nn.Layer):
         return x * random.random() if "python" in self.how else x
 
 
-class Samples:
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, i):
-        return np.random.RandomState(i).randn(4).astype("float32"), np.zeros(4, "float32")
+def samples(count):
+    return [
+        (np.random.RandomState(i).randn(4).astype("float32"), np.zeros(4, "float32")) for i in range(count)
+    ]
 
 
 def loss(outputs, targets):
@@ -46,17 +45,12 @@ def loss(outputs, targets):
 
 def learner(how="", dropout="exact", loss=loss):
     paddle.seed(0)
-    task = Task(
-        model=Drawing(how),
-        loss=loss,
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
-        dropout=dropout,
-    )
+    task = task_of(Drawing(how), loss, dropout=dropout)
     return full_model_learner(task, Mesh.alone())
 
 
 def trained(one, epochs=1, micro_batches=2, seed=0):
-    loader = Loader(Samples(), Sampler(12, 6, seed=seed, shuffle=False, micro_batches=micro_batches))
+    loader = Loader.plain(samples(12), 6, seed=seed, shuffle=False, micro_batches=micro_batches)
     for epoch in range(epochs):
         for batch in loader.read(epoch):
             one.train_batch(batch, collect_metrics=True)
@@ -190,14 +184,6 @@ class Cut(nn.Layer):
         return self.last(self.down(self.drop(F.gelu(self.up(x)))))
 
 
-class EightSamples:
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, i):
-        return np.random.RandomState(i).randn(4).astype("float32"), np.zeros(4, "float32")
-
-
 def differences_of_tables(cuts):
     """What is said after one update on two ranks of a tensor axis."""
     mesh = join(seed=3)
@@ -205,15 +191,10 @@ def differences_of_tables(cuts):
     for table in cuts:
         model = Cut()
         model.cuts = table
-        task = Task(
-            model=model,
-            loss=lambda outputs, targets: (outputs - targets).square().mean(-1),
-            optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
+        learner = (
+            read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task_of(model, loss))
         )
-        learner = read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
-        for batch in Loader(EightSamples(), Sampler.for_mesh(8, 8, learner.mesh, seed=0, shuffle=False)).read(
-            0
-        ):
+        for batch in Loader.plain(samples(8), 8, learner.mesh, shuffle=False).read(0):
             learner.train_batch(batch, collect_metrics=True)
         found.append(learner.runner.draws.differences())
     return found

@@ -7,12 +7,12 @@ import paddle
 import pytest
 
 from models import bert, gpt, vit
-from paddle_dp.data import Loader, Sampler
-from paddle_dp.learner import Task
+from paddle_dp.data import Loader
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.units import Recompute
 from tests.core.dropout.layers import CONFIG, dropping, loss
+from tests.house.learners import numbers_of, task_of
 from tests.parity import train
 from tests.ranks import run_ranks
 
@@ -36,38 +36,23 @@ MODELS = {
 ALONG = {"tensor": 2, "sequence_parallel": True}
 
 
-class Texts:
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        text = np.random.RandomState(i).randint(0, CONFIG.vocab, 17)
-        return text[:-1], text[1:]
-
-
-class Images(Texts):
-    def __getitem__(self, i):
-        random = np.random.RandomState(i)
+def sample(name, i):
+    random = np.random.RandomState(i)
+    if name == "vit":
         return random.randn(1, 8, 8).astype("float32"), random.randint(5)
+    text = random.randint(0, CONFIG.vocab, 17)
+    return text[:-1], text[1:]
 
 
 def learned(strategy, name, micro_batches, recompute="none"):
     """[[loss, gradient norm] of each update]: batches of 8, 8, 4, which no ranks share equally in 3 micro-batches."""
     paddle.seed(3)
-    task = Task(
-        model=MODELS[name](),
-        loss=loss(),
-        optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
-    )
+    task = task_of(MODELS[name](), loss(), "AdamW", 0.01)
     config = replace(strategy.config, recompute=Recompute.parse(recompute))
     learner, mesh = replace(strategy, config=config).place(task), strategy.mesh
     paddle.seed(mesh.rank)  # nothing of what follows depends on it
-    data, rows = Images() if name == "vit" else Texts(), []
-    for batch in Loader(
-        data, Sampler.for_mesh(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)
-    ).read(1):
-        metrics = learner.train_batch(batch, collect_metrics=True)
-        rows.append([metrics["loss"], metrics["gradient_norm"]])
+    data = [sample(name, i) for i in range(20)]
+    rows = numbers_of(learner, Loader.plain(data, 8, mesh, seed=5, micro_batches=micro_batches).read(1))
     assert learner.runner.draws.differences() == []
     return rows
 
