@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,7 @@ def test_a_changed_checkpoint_is_an_error_with_a_name(original: Path, first: int
 
 
 def test_a_manifest_of_very_many_ranks_is_refused_at_once(original: Path, tmp_path: Path) -> None:
-    folder = tmp_path / original.name
-    folder.mkdir()
-    for path in original.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(original, tmp_path / original.name)
     manifest = json.loads((folder / MANIFEST).read_text())
     fuzz.write_manifest(folder, manifest | {"ranks": 10**9})
     with pytest.raises(UnusableError, match="does not list rank-00001"):
@@ -50,10 +48,7 @@ def test_a_manifest_of_very_many_ranks_is_refused_at_once(original: Path, tmp_pa
 
 @pytest.mark.parametrize("name", [MANIFEST, "state.json", "rank-00000.safetensors"])
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(original: Path, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / original.name
-    folder.mkdir()
-    for path in original.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(original, tmp_path / original.name)
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(UnusableError, match=f"{name} cannot be read: it is no regular file"):

@@ -36,9 +36,18 @@ FULL: dict[str, Any] = {
 }  # fmt: skip
 
 
+def imported(
+    folder: Path, more: dict[str, Any], ranks: int = 2, family: str = "gpt", **model: Any
+) -> tuple[Configuration, dict[str, Any]]:
+    """Their arguments, `FULL` and more, and the recipe of them. Each key has one fate."""
+    c = arguments(folder, **FULL | more)
+    sections = recipe(c, ranks, model_folder(folder, family, **model))
+    assert_each_key_once(c)
+    return c, sections
+
+
 def test_their_defaults_are_written_out(tmp_path: Path) -> None:
-    c = arguments(tmp_path, **FULL)
-    sections = recipe(c, 4, model_folder(tmp_path, "gpt"))
+    c, sections = imported(tmp_path, {}, 4)
     assert sections == {
         "model": {
             "use": "gpt", "vocab": 256, "width": 32, "depth": 2, "heads": 2, "length": 64, "hidden": None,
@@ -64,7 +73,6 @@ def test_their_defaults_are_written_out(tmp_path: Path) -> None:
     assert c.lost == [] and [each.partition(":")[0] for each in c.to_fill] == [
         "load", "dataset.path", "dataset.length", "dataset.tokenizer"
     ]  # fmt: skip
-    assert_each_key_once(c)
 
 
 def test_a_file_without_their_defaults_gives_the_same(tmp_path: Path) -> None:
@@ -74,10 +82,9 @@ def test_a_file_without_their_defaults_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_a_whole_training(tmp_path: Path) -> None:
-    c = arguments(
+    c, sections = imported(
         tmp_path,
-        **FULL
-        | {
+        {
             "max_steps": 400, "gradient_accumulation_steps": 4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1,
             "learning_rate": 3e-4, "weight_decay": 0.1, "max_grad_norm": 0, "label_smoothing_factor": 0.1, "bf16": True,
             "gradient_checkpointing": True, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2,
@@ -86,8 +93,8 @@ def test_a_whole_training(tmp_path: Path) -> None:
             "dataloader_prefetch_factor": 4, "report_to": ["wandb"], "train_file": "texts.txt", "block_size": 32,
             "validation_split_percentage": 5, "per_device_eval_batch_size": 16, "max_eval_samples": 100,
         },
+        family="llama",
     )  # fmt: skip
-    sections = recipe(c, 2, model_folder(tmp_path, "llama"))
     assert sections["train"] == {
         "length": "400 steps", "batch": 64, "micro_batches": 4, "seed": 7, "drop_last": True, "precision": "bfloat16",
     }  # fmt: skip
@@ -104,7 +111,6 @@ def test_a_whole_training(tmp_path: Path) -> None:
         {"use": "evaluate", "every": "1 epoch"}, {"use": "checkpoint", "every": "1 epoch", "keep": 2, "best": "acc1"},
     ]  # fmt: skip
     assert c.lost == []
-    assert_each_key_once(c)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +141,8 @@ def test_a_whole_training(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_one_argument(tmp_path: Path, more: dict[str, Any], section: str, name: Any, value: Any) -> None:
-    c = arguments(tmp_path, **FULL | more)
-    made = recipe(c, 4, model_folder(tmp_path, "gpt"))[section]
+    made = imported(tmp_path, more, 4)[1][section]
     assert (made[name] if isinstance(made, list) else made.get(name)) == value
-    assert_each_key_once(c)
 
 
 def test_the_stage_is_read_from_the_file_that_is_named(tmp_path: Path) -> None:
@@ -146,10 +150,9 @@ def test_the_stage_is_read_from_the_file_that_is_named(tmp_path: Path) -> None:
         json.dumps({"zero_optimization": {"stage": 3, "overlap_comm": True}, "gradient_clipping": "auto",
                     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
     )  # fmt: skip
-    c = arguments(tmp_path, **FULL | {"deepspeed": "zero.json"})
-    assert recipe(c, 4, model_folder(tmp_path, "gpt"))["strategy"]["sharding_stage"] == 3
+    c, sections = imported(tmp_path, {"deepspeed": "zero.json"}, 4)
+    assert sections["strategy"]["sharding_stage"] == 3
     assert reasons(c).keys() == {"deepspeed.optimizer.type", "deepspeed.optimizer.params.lr"}
-    assert_each_key_once(c)
 
 
 STEPS = 40
@@ -170,10 +173,9 @@ KWARGS = {"polynomial": {"lr_end": 1e-6, "power": 2.0}, "cosine_with_min_lr": {"
 def test_rates_are_theirs(tmp_path: Path, kind: str, warmup: int) -> None:
     """In the warm-up ours is one step ahead."""
     more = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": KWARGS.get(kind), "learning_rate": 1e-3}
-    c = arguments(tmp_path, **FULL | more | {"max_steps": STEPS, "warmup_steps": warmup})
-    section = recipe(c, 1, model_folder(tmp_path, "gpt"))["schedule"]
+    c, sections = imported(tmp_path, more | {"max_steps": STEPS, "warmup_steps": warmup}, 1)
     assert c.lost == []
-    ours = read_part("schedules", section).config
+    ours = read_part("schedules", sections["schedule"]).config
     start = 0 if kind == "constant" else warmup
     for step in range(STEPS):
         share = THEIRS[kind]((step - start) / (STEPS - start)) if step >= start else (step + 1) / (start + 1)
@@ -185,8 +187,7 @@ def test_rates_are_theirs(tmp_path: Path, kind: str, warmup: int) -> None:
 @pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
 def test_the_same_parameters_decay_as_theirs(tmp_path: Path, family: str) -> None:
     """Trainer leaves out biases and the parameters of LayerNorm and RMSNorm."""
-    c = arguments(tmp_path, **FULL | {"weight_decay": 0.1})
-    sections = recipe(c, 1, model_folder(tmp_path, family))
+    _, sections = imported(tmp_path, {"weight_decay": 0.1}, 1, family)
     model = read_part("models", sections["model"]).build()
     named = list(model.named_parameters())
     decaying = {id(each) for each in read_part("optimizers", sections["optimizer"]).config.decaying(named)}
@@ -201,20 +202,15 @@ def test_what_is_not_the_same_is_lost(tmp_path: Path) -> None:
         "accelerator_config": {"split_batches": True}, "metric_for_best_model": "f1", "load_best_model_at_end": True,
         "eval_strategy": "steps", "deepspeed": "nowhere.json", "parallelism_config": {"tp_size": 2},
     }  # fmt: skip
-    c = arguments(tmp_path, **FULL | more)
-    recipe(c, 2, model_folder(tmp_path, "gpt"))
+    c, _ = imported(tmp_path, more)
     assert reasons(c).keys() == {
         "neftune_noise_alpha", "group_by_length", "data_seed", "optim", "accelerator_config.split_batches",
         "metric_for_best_model", "deepspeed", "parallelism_config.tp_size",
     }  # fmt: skip
-    assert_each_key_once(c)
 
 
 def test_an_unknown_key_is_named_with_its_near_miss(tmp_path: Path) -> None:
-    c = arguments(
-        tmp_path, **FULL | {"learnig_rate": 1e-3, "surprise": {"depth": [1]}, "tensor_parallel_size": 2}
-    )
-    recipe(c, 2, model_folder(tmp_path, "gpt"))
+    c, _ = imported(tmp_path, {"learnig_rate": 1e-3, "surprise": {"depth": [1]}, "tensor_parallel_size": 2})
     assert reasons(c) == {
         "learnig_rate": "no argument of TrainingArguments that is known here: did you mean learning_rate?",
         "surprise.depth": "no argument of TrainingArguments that is known here",
@@ -251,8 +247,7 @@ def test_the_folder_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_dropout_of_attention_is_named(tmp_path: Path) -> None:
-    c = arguments(tmp_path, **FULL)
-    recipe(c, 1, model_folder(tmp_path, "gpt", attn_pdrop=0.1))
+    c, _ = imported(tmp_path, {}, 1, attn_pdrop=0.1)
     assert "Attention weights are not dropped; theirs are: attn_pdrop of config.json." in c.differences
 
 
@@ -261,11 +256,10 @@ def test_a_name_of_a_hub_is_to_be_filled_in(tmp_path: Path) -> None:
     file.write_text(json.dumps(FULL | {"model_name_or_path": "meta-llama/Llama-3.2-1B", "block_size": 128}))
     result = import_recipe(file, 2, tmp_path / "mine.yaml")
     assert "there is no such folder" in result.obstacle
-    assert (
-        "  model.from: the folder of meta-llama/Llama-3.2-1B, which is not here. llama is by its name; "
-        + ("config.json decides")
-        in result.lines()
+    here = (
+        "the folder of meta-llama/Llama-3.2-1B, which is not here. llama is by its name; config.json decides"
     )
+    assert f"  model.from: {here}" in result.lines()
 
 
 def test_no_password_is_written(tmp_path: Path) -> None:
@@ -339,17 +333,10 @@ def test_the_command_refuses(
 def test_two_ranks_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     more = {
-        "max_steps": 2,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "warmup_steps": 1,
-    }
-    zero = {
-        "deepspeed": {"zero_optimization": {"stage": 2}},
-        "train_file": str(texts(tmp_path)),
-        "block_size": 16,
-    }
-    arguments(tmp_path, **FULL | more | zero)
+        "max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "warmup_steps": 1,
+        "deepspeed": {"zero_optimization": {"stage": 2}}, "train_file": str(texts(tmp_path)), "block_size": 16,
+    }  # fmt: skip
+    arguments(tmp_path, **FULL | more)
     import_recipe(Path("args.json"), 2, Path("mine.yaml"), model=model_folder(tmp_path, "gpt"))
     with pytest.raises(SystemExit) as ended:
         main(["verify", "mine.yaml", "--ranks", "2", "--steps", "2", "dataset.tokenizer=bytes"])
@@ -409,23 +396,20 @@ def test_aliases_that_expand_are_refused(tmp_path: Path, form: str) -> None:
         Configuration.read(tmp_path / "a.yaml")
 
 
+def text_of(folder: Path, content: str, name: str = "a.json") -> str:
+    """The recipe of a file with this content, as text."""
+    (folder / name).write_text(content)
+    made = import_recipe(folder / name, 1, folder / "a.yaml", model=model_folder(folder, "gpt"))
+    return made.recipe.read_text("utf-8")
+
+
 def test_letters_of_two_halves_and_half_a_letter_are_written(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(
-        '{"per_device_train_batch_size": 1, "train_file": "\\ud83d\\ude00.txt", "tokenizer_name": "\\ud83d"}'
-    )
-    text = import_recipe(file, 1, tmp_path / "a.yaml", model=model_folder(tmp_path, "gpt")).recipe.read_text(
-        "utf-8"
-    )
-    assert "\U0001f600.txt" in text
+    letters = '"train_file": "\\ud83d\\ude00.txt", "tokenizer_name": "\\ud83d"'
+    assert "\U0001f600.txt" in text_of(tmp_path, f'{{"per_device_train_batch_size": 1, {letters}}}')
 
 
 def test_a_name_of_a_file_writes_no_yaml(tmp_path: Path) -> None:
-    file = tmp_path / "n\nguard: {}\n#.json"
-    file.write_text(json.dumps({"per_device_train_batch_size": 1}))
-    text = import_recipe(file, 1, tmp_path / "a.yaml", model=model_folder(tmp_path, "gpt")).recipe.read_text(
-        "utf-8"
-    )
+    text = text_of(tmp_path, '{"per_device_train_batch_size": 1}', "n\nguard: {}\n#.json")
     assert "\nguard" not in text and text.startswith("# n guard: {} #.json of")
 
 
@@ -438,10 +422,8 @@ def test_no_folder_for_the_recipe(tmp_path: Path) -> None:
 
 def test_sentences_of_refused_and_accepted_values(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="seed: 3000000000: is no number from 0 on, below 2147483648"):
-        recipe(arguments(tmp_path, **FULL | {"seed": 3000000000}), 1, model_folder(tmp_path, "gpt"))
-    c = arguments(tmp_path, **FULL | {"loss_type": "nll"})
-    recipe(c, 1, model_folder(tmp_path, "gpt"))
-    assert c.lost == []
+        imported(tmp_path, {"seed": 3000000000}, 1)
+    assert imported(tmp_path, {"loss_type": "nll"}, 1)[0].lost == []
 
 
 @pytest.mark.parametrize(
@@ -468,18 +450,12 @@ def test_a_head_of_another_task_is_refused(
     [
         ({"torch_dtype": "auto"}, "torch_dtype"),
         ({"packing": False}, "packing"),
-        (
-            {"eval_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": True},
-            "greater_is_better",
-        ),
+        ({"eval_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": True}, "greater_is_better"),
         ({"use_peft": True, "lora_dropout": 0.1}, "lora_dropout"),
     ],
-)
+)  # fmt: skip
 def test_off_is_not_every_default(tmp_path: Path, more: dict[str, Any], key: str) -> None:
-    c = arguments(tmp_path, **FULL | more)
-    recipe(c, 1, model_folder(tmp_path, "gpt"))
-    assert reasons(c).keys() == {key}
-    assert_each_key_once(c)
+    assert reasons(imported(tmp_path, more, 1)[0]).keys() == {key}
 
 
 def test_the_folder_of_the_file_does_not_replace_the_model_that_it_names(tmp_path: Path) -> None:
@@ -491,17 +467,11 @@ def test_the_folder_of_the_file_does_not_replace_the_model_that_it_names(tmp_pat
 
 
 def test_evaluations_and_the_best(tmp_path: Path) -> None:
-    c = arguments(
-        tmp_path,
-        **FULL | {"eval_strategy": "steps", "save_strategy": "best", "metric_for_best_model": "loss"},
-    )
-    sections = recipe(c, 4, model_folder(tmp_path, "gpt"))
+    best = {"save_strategy": "best"}
+    _, sections = imported(tmp_path, best | {"eval_strategy": "steps", "metric_for_best_model": "loss"}, 4)
     assert sections["evaluation"] == {"batch": 32}
     assert sections["callbacks"][-1] == {"use": "checkpoint", "every": None, "keep": 3, "best": "loss"}
-    assert_each_key_once(c)
-    c = arguments(tmp_path, **FULL | {"save_strategy": "best"})
-    recipe(c, 4, model_folder(tmp_path, "gpt"))
-    assert "save_strategy" in reasons(c)
+    assert "save_strategy" in reasons(imported(tmp_path, best, 4)[0])
 
 
 def test_the_assumed_tool_is_named(tmp_path: Path) -> None:
@@ -559,12 +529,14 @@ def test_a_fine_tuning_of_llama_factory(tmp_path: Path, more: dict[str, Any], ad
     ],
 )
 def test_lora_of_trl(tmp_path: Path, more: dict[str, Any], match: list[str], lost: set[str]) -> None:
-    c = arguments(tmp_path, **FULL | {"use_peft": True, **more})
-    made = recipe(c, 2, model_folder(tmp_path, "llama"))["adapter"]
-    assert made == {"use": "lora", "match": match, "rank": 16, "alpha": 32.0} and reasons(c).keys() == lost
+    c, made = imported(tmp_path, {"use_peft": True, **more}, family="llama")
+    assert (
+        made["adapter"] == {"use": "lora", "match": match, "rank": 16, "alpha": 32.0}
+        and reasons(c).keys() == lost
+    )
     assert any("TRL's lora_dropout is 0.05" in each for each in c.differences) == ("lora_dropout" not in more)
-    c = arguments(tmp_path, **FULL | {"lora_r": 8})
-    assert "adapter" not in recipe(c, 2, model_folder(tmp_path, "llama")) and c.lost == []
+    c, made = imported(tmp_path, {"lora_r": 8}, family="llama")
+    assert "adapter" not in made and c.lost == []
 
 
 def test_kinds_of_fine_tuning_and_sizes_of_test_sets_that_are_not_here(tmp_path: Path) -> None:
@@ -572,9 +544,5 @@ def test_kinds_of_fine_tuning_and_sizes_of_test_sets_that_are_not_here(tmp_path:
     made = recipe(c, 2, model_folder(tmp_path, "llama"))
     assert "adapter" not in made and reasons(c).keys() == {"template", "finetuning_type", "val_size"}
     assert made["dataset"]["packing"] and made["dataset"]["held_out"] == 0.05
-    assert (
-        recipe(arguments(tmp_path, **FACTORY | {"val_size": 0.1}), 2, model_folder(tmp_path, "llama"))[
-            "dataset"
-        ]["held_out"]
-        == 0.1
-    )
+    tenth = arguments(tmp_path, **FACTORY | {"val_size": 0.1})
+    assert recipe(tenth, 2, model_folder(tmp_path, "llama"))["dataset"]["held_out"] == 0.1

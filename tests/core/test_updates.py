@@ -51,17 +51,8 @@ def shapes() -> nn.Layer:
     return nn.Sequential(nn.Conv2D(2, 6, [3, 2]), nn.Linear(4, 9), nn.Linear(9, 4))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_convolutions_and_matrices_of_both_shapes(name: str) -> None:
-    model = shapes()
-    weights = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
-    grads = gradients(weights)
-    expected = wanted(UPDATES[name], weights, grads, lambda key: 0.2 if weights[key].ndim > 1 else 0.0)
-    for key, value in run(CONFIGS[name], model, grads).items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
-
-
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in CONFIGS),
     ("lion", {"beta1": 0.5, "beta2": 0.7}),
     ("lars", {"momentum": 0.5, "trust": 0.3}),
     ("lars", {"trust": 0.3, "always_adapt": True}),
@@ -73,37 +64,26 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), SETTINGS)
-def test_each_setting_is_the_formulas(name: str, settings: dict[str, Any]) -> None:
-    model = shapes()
+@pytest.mark.parametrize(
+    ("name", "settings", "dtype", "decay"),
+    [
+        *((*row, "float32", 0.2) for row in SETTINGS),
+        *((name, {}, "float32", 0.0) for name in CONFIGS),  # a group's decay of 0 counts
+        *((name, {}, "float64", 0.2) for name in CONFIGS),  # to its last places
+    ],
+)
+def test_an_update_is_the_formulas(name: str, settings: dict[str, Any], dtype: str, decay: float) -> None:
+    """Of convolutions and matrices of both shapes, with each setting."""
+    model = shapes().to(dtype=dtype)
     weights = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
-    grads = gradients(weights)
-    update = partial(UPDATES[name], **settings)
-    expected = wanted(update, weights, grads, lambda key: 0.2 if weights[key].ndim > 1 else 0.0)
-    for key, value in run(replace(CONFIGS[name], **settings), model, grads).items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_groups_decay_of_0_counts(name: str) -> None:
-    model = shapes()
-    weights = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
-    grads = gradients(weights)
-    model[1].weight.optimize_attr = {**model[1].weight.optimize_attr, DECAY_KEY: 0.0}
-    expected = wanted(UPDATES[name], weights, grads, lambda key: 0.0)
-    np.testing.assert_allclose(
-        run(CONFIGS[name], model, grads)["1.weight"], expected["1.weight"], rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_in_float64_the_formula_is_met_to_its_last_places(name: str) -> None:
-    model = shapes().to(dtype="float64")
-    weights = {key: p.numpy() for key, p in model.named_parameters()}
     grads = [{k: g.astype("float32").astype("float64") for k, g in gs.items()} for gs in gradients(weights)]
-    expected = wanted(UPDATES[name], weights, grads, lambda key: 0.2 if weights[key].ndim > 1 else 0.0)
-    for key, value in run(CONFIGS[name], model, grads).items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-10, atol=1e-12, err_msg=key)
+    if decay == 0:
+        model[1].weight.optimize_attr = {**model[1].weight.optimize_attr, DECAY_KEY: 0.0}
+    decays = {key: decay if key == "1.weight" else 0.2 * (weights[key].ndim > 1) for key in weights}
+    expected = wanted(partial(UPDATES[name], **settings), weights, grads, decays.__getitem__)
+    rtol, atol = (1e-4, 1e-5) if dtype == "float32" else (1e-10, 1e-12)
+    for key, value in run(replace(CONFIGS[name], **settings), model, grads).items():
+        np.testing.assert_allclose(value, expected[key], rtol=rtol, atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -64,27 +64,32 @@ def test_a_name_that_fails_does_not_hide_the_error():
         read_sample(Nameless(), 0)
 
 
-@pytest.mark.parametrize(
-    ("sample", "words"), [((1, 2, 3), "3 parts"), (5, "int"), ((np.array(["a"]), 0), "of type <U1")]
-)
-def test_what_is_not_an_input_and_a_target_is_refused(sample, words):
-    with pytest.raises(DataError, match=words):
-        read_sample([sample], 0)
-
-
 def test_samples_of_different_shapes_are_named():
     data = Named([(np.zeros((3, 8)), 0), (np.zeros((1, 8)), 0)])
     with pytest.raises(DataError, match=r"1.jpg\) is float64\[1, 8\] but .*0.jpg\) is float64\[3, 8\]"):
         read_samples(data, np.array([0, 1]), seed=0, epoch=0)
 
 
-def test_take_is_preferred_and_checked():
-    class Taking(list):
-        def take(self, indices):
-            return indices * 10, indices[:1]
+class Taking(list):
+    """Samples of which many are taken at once, as `answer(indices)` does."""
 
-    with pytest.raises(DataError, match="2 inputs and 1 targets for 2 indices"):
-        read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)
+    def __init__(self, answer):
+        super().__init__([0] * 5)
+        self.take = answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda indices: (indices * 10, indices[:1]), "2 inputs and 1 targets for 2 indices"),
+        (lambda indices: ({"a": indices, "b": indices[:1]}, indices), "-1 inputs and 2 targets for 2 indices"),
+        *((lambda indices, dtype=dtype: (np.zeros((len(indices), 2), dtype), np.zeros(len(indices))),
+           f"samples 4, 1: the result of take .*type {dtype}") for dtype in ("uint16", "uint32", "object")),
+    ],
+)  # fmt: skip
+def test_take_is_preferred_and_looked_at_as_samples_are(answer, said):
+    with pytest.raises(DataError, match=said):
+        read_samples(Taking(answer), np.array([4, 1]), seed=0, epoch=0)
 
 
 def test_two_arrays_are_two_inputs_and_a_list_of_numbers_is_one():
@@ -118,20 +123,6 @@ def test_another_structure_or_shape_is_named_with_both():
         read_sample([({"text": np.array(["a"]), "b": np.zeros(1)}, 0)], 0)
 
 
-def test_take_of_several_inputs_is_checked_in_each():
-    class Taking(list):
-        def take(self, indices):
-            return {"a": indices, "b": indices[:1]}, indices
-
-    with pytest.raises(DataError, match="-1 inputs and 2 targets for 2 indices"):
-        read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)
-
-
-def test_two_keys_that_are_one_word_are_refused():
-    with pytest.raises(DataError, match="sample 0 is no array: two of the keys 1, '1' are the same word"):
-        read_sample([({1: np.ones(2), "1": np.ones(2)}, 0)], 0)
-
-
 def test_numbers_of_different_types_are_two_targets():
     _, (label, weight) = read_sample([(np.ones(2), [np.int64(1), np.float32(0.5)])], 0)
     assert (label.dtype, weight.dtype) == (np.int64, np.float32)
@@ -147,14 +138,18 @@ def test_lists_of_floats_are_float32_and_bytes_are_in_the_machines_order():
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
+        ((1, 2, 3), "3 parts"),
+        (5, "int"),
+        ((np.array(["a"]), 0), "of type <U1"),
+        (({1: np.ones(2), "1": np.ones(2)}, 0), "sample 0 is no array: two of the keys 1, '1' are the same word"),
         ((np.ones(2, "uint16"), 0), "uint16, which Paddle takes for the bits of bfloat16: give int32"),
         ((np.ones(2, "uint32"), 0), "of type uint32, which no tensor can hold"),
         (({"a": np.ones(2, "longdouble")}, 0), "at a, which no tensor can hold"),
         (({}, 0), "sample 0 has no inputs"),
         ((np.ones(2), {"a": {}}), "sample 0 has no targets"),
     ],
-)
-def test_what_paddle_would_take_for_something_else_or_not_at_all_is_refused(sample, said):
+)  # fmt: skip
+def test_what_is_no_sample_or_what_paddle_would_take_for_another_is_refused(sample, said):
     with pytest.raises(DataError, match=said):
         read_sample([sample], 0)
 
@@ -166,20 +161,7 @@ def test_a_bfloat16_tensor_is_one():
     assert paddle.to_tensor(inputs).astype("float32").tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "object"])
-def test_what_take_gives_is_looked_at_as_samples_are(dtype):
-    class Taken(list):
-        def take(self, indices):
-            return np.zeros((len(indices), 2), dtype), np.zeros(len(indices))
-
-    with pytest.raises(DataError, match=f"samples 4, 1: the result of take .*type {dtype}"):
-        read_samples(Taken([0] * 5), np.array([4, 1]), 0, 0)
-
-
 def test_lists_that_take_gives_are_arrays_as_of_samples():
-    class Taken(list):
-        def take(self, indices):
-            return {"x": [[0.5]] * len(indices)}, indices
-
-    inputs, targets = read_samples(Taken([0] * 5), np.array([4, 1]), 0, 0)
+    taking = Taking(lambda indices: ({"x": [[0.5]] * len(indices)}, indices))
+    inputs, targets = read_samples(taking, np.array([4, 1]), 0, 0)
     assert inputs["x"].dtype == np.float32 and targets.tolist() == [4, 1]

@@ -67,12 +67,16 @@ def test_a_hung_sample_is_noticed_and_named():
     assert time.monotonic() - begun < 20
 
 
-def test_a_first_sample_that_hangs_is_noticed_too():
-    loader = Loader(
-        Failing(lambda: time.sleep(3600)), Sampler(20, 2, shuffle=False), num_workers=2, timeout=0.3
-    )
-    with pytest.raises(DataError, match="sample 6"):
-        rows(loader, start=3)
+@pytest.mark.parametrize(
+    ("fault", "start", "said"),
+    [(lambda: time.sleep(3600), 3, "sample 6"), (lambda: os._exit(7), 0, r"sample 6 .*exit status 7")],
+    ids=["hangs at its first sample", "leaves"],
+)
+def test_a_worker_that_gives_no_sample_is_noticed(fault, start, said):
+    timeout = {"timeout": 0.3} if start else {}
+    loader = Loader(Failing(fault), Sampler(20, 2, shuffle=False), num_workers=2, **timeout)
+    with pytest.raises(DataError, match=said):
+        rows(loader, start=start)
 
 
 def test_slow_samples_are_not_taken_for_hung_ones():
@@ -102,9 +106,3 @@ def test_a_server_reads_nothing_and_has_no_worker():
     with Loader(Numbers(40), Sampler(40, 4, dp_rank=-1, dp_size=2), num_workers=2) as loader:
         batches = list(loader.read(0))
         assert len(batches) == 10 and not any(batch.micro_batches for batch in batches) and not children()
-
-
-def test_a_worker_that_leaves_is_noticed_with_its_status():
-    loader = Loader(Failing(lambda: os._exit(7)), Sampler(20, 2, shuffle=False), num_workers=2)
-    with pytest.raises(DataError, match=r"sample 6 .*exit status 7"):
-        rows(loader)

@@ -50,26 +50,19 @@ def walk(schedule: Any, steps: int = 100) -> list[float]:
     return seen
 
 
-def test_cosine_is_paddles() -> None:
-    from paddle.optimizer.lr import CosineAnnealingDecay
+@pytest.mark.parametrize(
+    ("ours", "theirs", "settings"),
+    [
+        (cosine.Config(learning_rate=0.5, floor=0.1), "CosineAnnealingDecay", {"T_max": 100, "eta_min": 0.05}),
+        (ALL["milestones"](learning_rate=0.5, factor=0.2), "MultiStepDecay", {"milestones": [30, 70], "gamma": 0.2}),
+        *((polynomial.Config(learning_rate=0.5, floor=0.1, power=power), "PolynomialDecay",
+           {"decay_steps": 100, "end_lr": 0.05, "power": power}) for power in (1.0, 2.0, 0.5)),
+    ],
+)  # fmt: skip
+def test_rates_are_paddles(ours: Any, theirs: str, settings: dict[str, Any]) -> None:
+    from paddle.optimizer import lr
 
-    theirs = walk(CosineAnnealingDecay(0.5, T_max=100, eta_min=0.05))
-    assert rates(cosine.Config(learning_rate=0.5, floor=0.1)) == pytest.approx(theirs)
-
-
-@pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
-def test_polynomial_is_paddles(power: float) -> None:
-    from paddle.optimizer.lr import PolynomialDecay
-
-    theirs = walk(PolynomialDecay(0.5, decay_steps=100, end_lr=0.05, power=power))
-    assert rates(polynomial.Config(learning_rate=0.5, floor=0.1, power=power)) == pytest.approx(theirs)
-
-
-def test_milestones_are_paddles() -> None:
-    from paddle.optimizer.lr import MultiStepDecay
-
-    theirs = walk(MultiStepDecay(0.5, milestones=[30, 70], gamma=0.2))
-    assert rates(ALL["milestones"](learning_rate=0.5, factor=0.2)) == pytest.approx(theirs)
+    assert rates(ours) == pytest.approx(walk(getattr(lr, theirs)(0.5, **settings)))
 
 
 @pytest.mark.parametrize(("shape", "paddles"), [("cosine", "cos"), ("linear", "linear")])
@@ -98,9 +91,23 @@ def test_the_shortest_cycles_have_rates(steps: int, rise: float) -> None:
     assert all(0 < rate <= 0.5 for rate in seen)
 
 
-def test_a_cycle_with_a_warm_up_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"^warmup: one_cycle rises by itself: set rise and start"):
-        one_cycle.Config(learning_rate=0.1, warmup=Length.parse("5 steps"))
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (
+            one_cycle,
+            {"warmup": Length.parse("5 steps")},
+            "warmup: one_cycle rises by itself: set rise and start",
+        ),
+        (milestones, {"milestones": ()}, "milestones: "),
+        (plateau, {"factor": 1.0}, "factor: 1 is not below 1"),
+    ],
+)
+def test_a_setting_that_makes_no_schedule_is_a_mistake(
+    kind: Any, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        kind.Config(learning_rate=0.1, **settings)
 
 
 def test_inverse_sqrt_is_paddles_noam_decay() -> None:
@@ -179,11 +186,6 @@ def test_a_run_cut_short_within_its_warm_up_has_rates(name: str, steps: int) -> 
     seen = rates(ALL[name](learning_rate=0.5, warmup=Length.parse("2 epochs")), steps=steps)
     assert all(0 < rate <= 0.5 for rate in seen)
     assert seen == sorted(seen)
-
-
-def test_no_milestones_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"^milestones: "):
-        milestones.Config(learning_rate=0.1, milestones=())
 
 
 @pytest.mark.parametrize("name", [*ALL, "one_cycle"])
@@ -300,8 +302,3 @@ def test_a_recipe_with_plateau_needs_ranks_that_wait(strategy: str) -> None:
     settings[1] = f"strategy={{use: {strategy}{', mode: async' * (strategy == 'parameter_server')}}}"
     with pytest.raises(RecipeError, match=f"ranks of {strategy} do not wait for one another"):
         read_recipe("configs/digits_mlp.yaml", settings)
-
-
-def test_a_plateau_without_a_fall_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"^factor: 1 is not below 1"):
-        plateau.Config(learning_rate=0.1, factor=1.0)

@@ -6,6 +6,7 @@ import hashlib
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,32 +52,31 @@ def test_the_exam_is_passed_and_says_what_it_skips(
     assert screen.endswith("0 thresholds missed\n")
 
 
-def test_another_constant_fails_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = replace(SHEET, gemm=0.6)
-    monkeypatch.setattr(planner_exam, "errors", lambda runs, rates=slow: errors(runs, rates))
-    assert planner_exam.examine(tmp_path, quick=True) == 1
-    assert "MISSED 24 published A100 runs, mean" in capsys.readouterr().out
+SLOW = replace(SHEET, gemm=0.6)
 
 
-def test_a_bar_of_the_product_that_is_not_the_exams_fails_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(error_bars.BARS, "h100", 1.10)
-    assert planner_exam.examine(tmp_path, quick=True) == 1
-    assert "error_bars.py: h100 is 1.1, and the exam's is 1.27" in capsys.readouterr().out
-
-
-def test_a_rank_for_stage_3_fails_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(planner_exam, "is_foretold", lambda choice: True)
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "said"),
+    [
+        (planner_exam, "errors", lambda runs, rates=SLOW: errors(runs, rates),
+         ["MISSED 24 published A100 runs, mean"]),
+        (error_bars, "BARS", {**error_bars.BARS, "h100": 1.10},
+         ["error_bars.py: h100 is 1.1, and the exam's is 1.27"]),
+        (planner_exam, "is_foretold", lambda choice: True,
+         ["MISSED layouts of stage 3 that the product ranks: 1",
+          "ok     stage 3 against tensor × pipeline, right choices of 5: 5, at least 4",
+          "by the arithmetic alone: 0 of 5", "by the whole bar: 0 of 5"]),
+    ],
+    ids=["another constant", "another bar", "a rank for stage 3"],
+)  # fmt: skip
+def test_it_is_failed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    owner: Any, name: str, value: Any, said: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(owner, name, value)
     assert planner_exam.examine(tmp_path, quick=True) == 1
     screen = capsys.readouterr().out
-    assert "MISSED layouts of stage 3 that the product ranks: 1" in screen
-    assert "ok     stage 3 against tensor × pipeline, right choices of 5: 5, at least 4" in screen
-    assert "by the arithmetic alone: 0 of 5" in screen and "by the whole bar: 0 of 5" in screen
+    assert all(line in screen for line in said), screen
 
 
 def test_pairs_with_stage_3_have_the_same_model_cards_and_batch() -> None:

@@ -41,25 +41,19 @@ def test_a_folder_that_is_another_one_is_lost(
     assert folder.is_lost()
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl"])
-def test_a_folder_without_a_file_of_the_run_is_lost(tmp_path: Path, name: str) -> None:
-    (tmp_path / "logs").mkdir()
+@pytest.mark.parametrize(
+    ("made", "left"),
+    [(["logs"], "recipe.yaml"), (["logs"], "metrics.jsonl"), (["checkpoints", ".lock", "logs"], "logs")],
+)
+def test_a_folder_without_a_file_of_the_run_is_lost(tmp_path: Path, made: list[str], left: str) -> None:
+    """`rm -r RUN/*` leaves the folder, and the lock in it: nothing was noticed, and metrics went nowhere. Checkpoints
+    may be deleted, to make room on the disk: a script's run without `metrics` has `logs` besides them."""
+    for name in made:
+        (tmp_path / name).touch() if "." in name else (tmp_path / name).mkdir()
     folder = RunFolder(tmp_path)
-    (tmp_path / name).touch()
+    (tmp_path / "checkpoints").rmdir() if "checkpoints" in made else (tmp_path / left).touch()
     assert not folder.is_lost(now=True)
-    (tmp_path / name).unlink()
-    assert folder.is_lost(now=True)
-
-
-def test_an_emptied_folder_is_lost_and_one_whose_checkpoints_were_deleted_is_not(tmp_path: Path) -> None:
-    """`rm -r RUN/*` leaves the folder, and the lock in it: nothing was noticed, and metrics went nowhere."""
-    for name in ("checkpoints", "logs"):  # all that a script's run without `metrics` has
-        (tmp_path / name).mkdir()
-    (tmp_path / ".lock").touch()
-    folder = RunFolder(tmp_path)
-    (tmp_path / "checkpoints").rmdir()  # to make room on the disk
-    assert not folder.is_lost(now=True)
-    (tmp_path / "logs").rmdir()
+    (tmp_path / left).rmdir() if left == "logs" else (tmp_path / left).unlink()
     assert folder.is_lost(now=True)
 
 
