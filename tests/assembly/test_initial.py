@@ -13,13 +13,13 @@ from paddle import nn
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.initial import match
 from paddle_dp.assembly.trainer import Trainer
-from paddle_dp.checkpoint import load, merge, save
+from paddle_dp.checkpoint import load, merge
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
 from tests.house.datasets import Samples
-from tests.parity import recorded
+from tests.house.training import trained
 from tests.ranks import run_ranks
 
 HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
@@ -157,20 +157,6 @@ def test_any_box_of_a_safetensors_file(first: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.read(name, (3, 2), (5, 4)), saved.read(f"model/{name}")[3:8, 2:6])
 
 
-def loaded_on_ranks(folder: str, path: str, strategy: str) -> Any:
-    """In every rank: the weights of a training that begins with those at `path`, saved, and its losses."""
-    mesh = join(seed=2)
-    own = Path(folder) / str(mesh.rank)
-    own.mkdir()
-    made = recipe(own, "new", f"load: {{path: {path}}}", strategy, seed=2)
-    made = made.model_copy(update={"output_dir": f"{folder}/run", "callbacks": ()})
-    trainer = build(made, mesh)
-    saved = save(trainer.snapshot(), Path(folder) / "begun", trainer.mesh)
-    rows = recorded(trainer)
-    trainer.fit()
-    return {"begun": str(saved), "rows": rows}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
@@ -183,10 +169,9 @@ def loaded_on_ranks(folder: str, path: str, strategy: str) -> Any:
     ],
 )
 def test_any_layout_begins_with_them(first: Path, tmp_path: Path, ranks: int, strategy: str) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "many").mkdir()
-    one = run_ranks(loaded_on_ranks, 1, str(tmp_path / "one"), str(first), "{use: single}")
-    many = run_ranks(loaded_on_ranks, ranks, str(tmp_path / "many"), str(first), strategy)
+    text = RECIPE.format(strategy="{use: single}", seed=2, vocab=32, more=f"load: {{path: {first}}}")
+    one = run_ranks(trained, 1, text, str(tmp_path / "one"), "callbacks=[]")
+    many = run_ranks(trained, ranks, text, str(tmp_path / "many"), "callbacks=[]", f"strategy={strategy}")
     begun, saved = load(Path(many[0]["begun"])), load(first / "checkpoints/step-00000002")
     for name in saved.names:
         if name.startswith("model/"):

@@ -19,6 +19,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
 from tests.house.datasets import Points
+from tests.house.learners import Chain
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -39,15 +40,9 @@ class Block(nn.Layer):
         return self.down(nn.functional.gelu(self.up(x)))
 
 
-class Two(nn.Layer):
+class Two(Chain):
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.LayerList([Block(6), Block(4)])
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(Block(6), Block(4))
 
 
 class Plain(nn.Layer):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.parity import recorded
+from tests.house.training import trained_each
+from tests.parity import assert_same
 from tests.ranks import run_ranks
 
 CLASSES = 12
@@ -125,26 +126,6 @@ callbacks: []
 """
 
 
-def trained(folder, cases):
-    """By name: the losses and norms of each step, and what is found on held-out samples."""
-    from pathlib import Path
-
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh, found = join(seed=3), {}
-    for name, text in cases.items():
-        path = Path(folder) / f"{name.replace(' ', '-')}-{mesh.rank}.yaml"
-        path.write_text(text)
-        trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
-        rows = recorded(trainer)
-        trainer.fit("6 steps")
-        seen = trainer.evaluate()
-        found[name] = [rows, dict(seen.numbers), seen.samples, seen.confusion]
-    return found
-
-
 def recipes(strategy, tied):
     rest = REST.format(strategy=strategy)
     return {name: (text % tied if name == "gpt" else text) + rest for name, text in RECIPES.items()}
@@ -160,14 +141,13 @@ def recipes(strategy, tied):
 )
 def test_training_over_cut_classes_is_one_process(tmp_path, ranks, strategy, tied):
     """With smoothing, an ignored class, a margin, tied scores, and scores that are not cut at all (vit)."""
-    one = run_ranks(trained, 1, str(tmp_path), recipes("{use: single}", tied))[0]
+    one = run_ranks(trained_each, 1, recipes("{use: single}", tied), str(tmp_path / "one"))[0]
     cases = recipes(strategy, tied)
     if "pipeline" in strategy:
         del cases["classifier"]
-    for found in run_ranks(trained, ranks, str(tmp_path), cases, timeout=300):
-        for name in cases:
-            (rows, numbers, samples, confusion), truth = found[name], one[name]
-            np.testing.assert_allclose(rows, truth[0], rtol=1e-5, err_msg=name)
-            assert numbers == pytest.approx(truth[1], rel=1e-5), name
-            assert (samples, confusion) == (truth[2], truth[3]), name
-            assert (confusion is None) == (name == "gpt")
+    many = run_ranks(trained_each, ranks, cases, str(tmp_path / "many"), timeout=300)
+    for name in cases:
+        assert_same([found[name] for found in many], one[name])
+        for found in many:
+            assert found[name]["confusion"] == one[name]["confusion"], name
+            assert (found[name]["confusion"] is None) == (name == "gpt")

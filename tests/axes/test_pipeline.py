@@ -17,7 +17,7 @@ from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.state import model_shards, optimizer_shards
-from tests.house.learners import task_of
+from tests.house.learners import Chain, task_of
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
 
@@ -25,19 +25,13 @@ SAMPLES, BATCH, STEPS = 30, 8, 5  # three batches of 8 and one of 6 an epoch
 GPT = {"use": "gpt", "vocab": 32, "width": 32, "depth": 4, "heads": 4, "length": 12}
 
 
-class Normed(nn.Layer):
+class Normed(Chain):
     """Scores from tokens, through BatchNorm in every block: running statistics on every stage."""
 
     def __init__(self):
-        super().__init__()
         norms = [nn.BatchNorm1D(16, data_format="NLC") for _ in range(4)]
         inner = [nn.Sequential(nn.Linear(16, 16, bias_attr=False), norm, nn.GELU()) for norm in norms]
-        self.blocks = nn.LayerList([nn.Embedding(32, 16), *inner, nn.Linear(16, 32)])
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(nn.Embedding(32, 16), *inner, nn.Linear(16, 32))
 
 
 def learn(strategy, cases):

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.training import trained
+from tests.parity import assert_same
 from tests.ranks import run_ranks
 
 RANKS = 3
@@ -64,25 +66,8 @@ callbacks: []
 """
 
 
-def learned(
-    folder: str, loss: str, strategy: str, across: str = "ranks", micro_batches: int = 2
-) -> dict[str, Any]:
-    """In every rank: loss and gradient norm of each step, the evaluation, and the differences from one process."""
-    from pathlib import Path
-
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-    from tests.parity import recorded
-
-    mesh = join(seed=3)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches))
-    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
-    rows = recorded(trainer)
-    trainer.fit()
-    numbers = dict(trainer.evaluate().numbers)
-    return {"rows": rows, "numbers": numbers, "differences": trainer.differences}
+def recipe(loss: str, strategy: str, across: str = "ranks", micro_batches: int = 2) -> str:
+    return RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches)
 
 
 @pytest.mark.long
@@ -98,18 +83,18 @@ def learned(
     ],
 )
 def test_pairs_across_ranks_are_those_of_one_process(tmp_path, loss, ranks, strategy, micro_batches) -> None:
-    (one,) = run_ranks(learned, 1, str(tmp_path), loss, "{use: single}", micro_batches=micro_batches)
-    many = run_ranks(learned, ranks, str(tmp_path), loss, strategy, micro_batches=micro_batches, timeout=200)
-    for found in many:
-        np.testing.assert_allclose(found["rows"], one["rows"], rtol=2e-5)
-        assert found["numbers"] == pytest.approx(one["numbers"], rel=1e-4)
-        assert found["differences"] == []
+    alone = recipe(loss, "{use: single}", micro_batches=micro_batches)
+    (one,) = run_ranks(trained, 1, alone, str(tmp_path / "one"))
+    together = recipe(loss, strategy, micro_batches=micro_batches)
+    many = run_ranks(trained, ranks, together, str(tmp_path / "many"), timeout=200)
+    assert_same(many, one, 2e-5, 1e-4)
+    assert all(found["differences"] == [] for found in many)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_pairs_of_one_rank_are_another_loss_and_named(tmp_path) -> None:
-    (one,) = run_ranks(learned, 1, str(tmp_path), "pairwise", "{use: single}", "rank")
-    many = run_ranks(learned, 2, str(tmp_path), "pairwise", "{use: data_parallel}", "rank")
+    (one,) = run_ranks(trained, 1, recipe("pairwise", "{use: single}", "rank"), str(tmp_path / "one"))
+    many = run_ranks(trained, 2, recipe("pairwise", "{use: data_parallel}", "rank"), str(tmp_path / "many"))
     assert abs(many[0]["rows"][0][0] - one["rows"][0][0]) > 1e-3
     assert "compares the samples of each rank with one another only" in many[0]["differences"][0]

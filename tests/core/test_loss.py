@@ -21,7 +21,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from tests.house.datasets import Arrays
-from tests.house.learners import task_of
+from tests.house.learners import Chain, numbers_of, task_of
 from tests.ranks import run_ranks
 
 CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
@@ -38,15 +38,9 @@ class Texts(Arrays):
             self.targets[np.arange(LENGTH)[None] >= draw.randint(0, LENGTH + 1, [SAMPLES, 1])] = IGNORED
 
 
-class Model(nn.Layer):
+class Model(Chain):
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.LayerList([nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, WORDS)])
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, WORDS))
 
 
 def kept_sum(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
@@ -138,10 +132,8 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
     clip, precision = {"grad_clip": nn.ClipGradByGlobalNorm(CLIP)}, Precision(dtype=dtype, scale=128.0)
     task = task_of(Model(), LOSSES[loss], "Momentum", 0.5, settings=clip, precision=precision)
     learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
-    share = Sampler.for_mesh(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
-    losses = []
-    for batch in Loader(texts(loss), share).read(0):
-        losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
+    loader = Loader.plain(texts(loss), BATCH, learner.mesh, micro_batches=MICROS, seed=4)
+    losses = [number for number, _ in numbers_of(learner, loader.read(0))]
     return losses, {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
 
 

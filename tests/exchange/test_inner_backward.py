@@ -9,6 +9,7 @@ from paddle_dp.learner import Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
+from tests.house.learners import stored_weights
 from tests.ranks import run_ranks
 
 LAYOUTS = [
@@ -47,7 +48,7 @@ def learn(strategy, mesh):
     data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(16)]
     for batch in Loader.plain(data, 4, placed.mesh, micro_batches=2, seed=1).read(0):
         learner.train_batch(batch)
-    return {n: p.numpy() for n, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}
+    return stored_weights(learner)
 
 
 def learn_each():

@@ -16,7 +16,7 @@ from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.train.evaluate import evaluate
 from tests.house.datasets import Arrays
-from tests.house.learners import numbers_of, task_of
+from tests.house.learners import numbers_of, stored_weights, task_of
 from tests.ranks import run_ranks
 
 BATCH, WIDTH = 8, 6
@@ -86,10 +86,7 @@ def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) 
     learner.check("at the end")
     assert not learner.differences()  # which are looked for with forwards and backwards of its own
     held_out = evaluate(learner, Loader.plain(points(), BATCH, mesh, shuffle=False), mesh)
-    weights = {
-        name: p.numpy() for name, p in learner.placed.named_parameters() if learner.placed.is_stored(p)
-    }
-    return {"rows": rows, "weights": weights, "held_out": held_out.numbers["loss"]}
+    return {"rows": rows, "weights": stored_weights(learner), "held_out": held_out.numbers["loss"]}
 
 
 def learn_each(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp import checkpoint
 from paddle_dp.assembly.build import build
 from paddle_dp.checkpoint import TensorShard, load, peft
 from paddle_dp.checkpoint.other_names import names_of
@@ -22,9 +21,9 @@ from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.core import lora
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.export.hugging_face import export
-from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe, write_recipe
-from tests.parity import recorded, weights
+from tests.house.training import trained
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -268,29 +267,27 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
         peft.peft_origins(names_of(vit.model.build()), ["blocks.1.qkv"])
 
 
-def loaded(folder: str, strategy: str) -> dict[str, Any]:
-    """In every rank: one step from a loaded adapter; the loss, and the whole weights that are saved before it."""
-    mesh = join(seed=1)
-    file = Path(folder) / f"rank{mesh.rank}.yaml"
-    more = f"adapter: {{use: lora, load: {folder}/hf}}"
-    file.write_text(RECIPE.format(model=LLAMA, out=f"{folder}/run", more=more))
-    trainer = build(read_recipe(file, [f"strategy={strategy}", "train.micro_batches=2"]), mesh)
-    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "before", trainer.mesh)
-    rows = recorded(trainer)
-    trainer.fit("1 step")
-    return {"rows": rows, "weights": {k: v.tolist() for k, v in weights(str(saved)).items() if "lora" in k}}
-
-
 @pytest.mark.parametrize("strategy", ["{use: hybrid, tensor: 2}", "{use: hybrid, pipeline: 2}"])
 def test_every_layout_begins_with_the_loaded_adapter(written: Path, tmp_path: Path, strategy: str) -> None:
     (tmp_path / "hf").symlink_to(written)
-    [alone] = run_ranks(loaded, 1, str(tmp_path), "{use: single}")
-    many = run_ranks(loaded, 2, str(tmp_path), strategy)
-    saved = load(written.parent / "run/checkpoints/step-00000002")
+    more = f"adapter: {{use: lora, load: {tmp_path}/hf}}"
+    recipe_of_ranks, words = (
+        RECIPE.format(model=LLAMA, out=tmp_path, more=more),
+        ["train.micro_batches=2", "callbacks=[]"],
+    )
+    [alone] = run_ranks(trained, 1, recipe_of_ranks, str(tmp_path / "one"), *words, until="1 step")
+    many = run_ranks(
+        trained, 2, recipe_of_ranks, str(tmp_path / "two"), *words, f"strategy={strategy}", until="1 step"
+    )
+    saved, begun, of_one = (
+        load(path)
+        for path in (written.parent / "run/checkpoints/step-00000002", many[0]["begun"], alone["begun"])
+    )
+    names = [name for name in of_one.names if "lora" in name]
+    assert names == [name for name in begun.names if "lora" in name] and len(names) == 10
+    for name in names:
+        np.testing.assert_array_equal(begun.read(name), saved.read(name))
     for rank in many:
-        assert set(rank["weights"]) == set(alone["weights"]) and len(alone["weights"]) == 10
-        for name, value in rank["weights"].items():
-            np.testing.assert_array_equal(np.array(value, "float32"), saved.read(name))
         np.testing.assert_allclose(rank["rows"], alone["rows"], rtol=1e-5)
 
 

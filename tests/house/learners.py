@@ -6,9 +6,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import paddle
+from paddle import nn
 
 from paddle_dp.learner import Precision, Task
 from paddle_dp.losses.cross_entropy import CrossEntropy
+
+
+class Chain(nn.Layer):
+    """Blocks, one behind the other."""
+
+    def __init__(self, *blocks: nn.Layer):
+        super().__init__()
+        self.blocks = nn.LayerList(blocks)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
 def task_of(
@@ -35,3 +49,9 @@ def numbers_of(learner: Any, batches: Iterable[Any]) -> list[list[float]]:
     """[loss, gradient norm] of an update with each batch."""
     metrics = [learner.train_batch(batch, collect_metrics=True) for batch in batches]
     return [[each["loss"], each["gradient_norm"]] for each in metrics]
+
+
+def stored_weights(learner: Any) -> dict[str, Any]:
+    """The parameters, or parts of them, that this rank stores."""
+    placed = learner.placed
+    return {name: p.numpy() for name, p in placed.named_parameters() if placed.is_stored(p)}

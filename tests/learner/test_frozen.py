@@ -11,6 +11,7 @@ from paddle_dp.learner import Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
+from tests.house.learners import stored_weights
 from tests.ranks import run_ranks
 
 
@@ -37,17 +38,14 @@ def learn(strategy, model="sequential"):
     paddle.seed(1)
     model = {"sequential": sequential, "Tied": Tied, "head_only": head_only}[model]()
     optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
-    learner = (
-        read_part("strategies", strategy)
-        .build(mesh)
-        .place(Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer))
-    )
+    task = Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer)
+    learner = read_part("strategies", strategy).build(mesh).place(task)
     data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(8)]
     for batch in Loader.plain(data, 4, learner.mesh).read(0):
         learner.train_batch(batch)
     learner.check("at the end")
     owned = sum(learner.placed.is_updated(p) for _, p in learner.placed.named_parameters(trainable=True))
-    return {n: p.numpy() for n, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}, owned
+    return stored_weights(learner), owned
 
 
 def learn_each(strategies, model="sequential"):

@@ -23,8 +23,8 @@ from paddle_dp.learner import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Callback
 from paddle_dp.units import EverySteps
+from tests.house.training import diary
 from tests.ranks import run_ranks
 
 SAMPLES, BATCH, EPOCHS = 22, 6, 2  # the last batch of an epoch has 4
@@ -66,26 +66,12 @@ def model_of(drop: float = 0.0) -> Adversaries:
     return Adversaries(drop)
 
 
-class Recorder(Callback):
-    """The numbers of every step, and of the last evaluation."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, float]] = []
-        self.held_out: dict[str, float] = {}
-
-    def step(self, moment: Any) -> None:
-        self.rows.append({name: value for name, value in moment.numbers.items() if name.endswith("loss")})
-
-    def evaluated(self, moment: Any, evaluation: Any) -> None:
-        self.held_out = dict(evaluation.numbers)
-
-
 def train(
     folder: str, drop: float = 0.0, every: int = 1, rule: Any = None, resume: bool = False, epochs: int = EPOCHS,
     **settings: Any,
 ) -> Any:  # fmt: skip
     """Trains on all ranks; returns the weights that this rank has, the losses of each step, and held-out numbers."""
-    data, recorder = Pairs(), Recorder()
+    data = Pairs()
     trainer = Trainer.of(
         model=model_of(drop),
         turns={
@@ -95,14 +81,15 @@ def train(
         optimizer={"use": "adamw", "weight_decay": 0.01, "beta1": 0.5},
         schedule={"use": "constant", "learning_rate": 1e-2},
         train=data, test=data, batch=BATCH, length=f"{EPOCHS} epochs", precision="float64",
-        callbacks=[recorder, "evaluate", {"use": "checkpoint", "every": "1 epoch"}], folder=folder, resume=resume,
+        callbacks=["evaluate", {"use": "checkpoint", "every": "1 epoch"}], folder=folder, resume=resume,
         **settings,
     )  # fmt: skip
+    lines = diary(trainer)
     trainer.fit(f"{epochs} epochs")
-    stored = [
-        (name, p) for name, p in trainer.learner.placed.named_parameters() if p._is_initialized() and p.size
-    ]
-    return [{name: p.numpy() for name, p in stored}, recorder.rows, recorder.held_out]
+    named = trainer.learner.placed.named_parameters()
+    stored = {name: p.numpy() for name, p in named if p._is_initialized() and p.size}
+    losses = [{name: value for name, value in row.items() if name.endswith("loss")} for row in lines.steps]
+    return [stored, losses, lines.held_out]
 
 
 def train_each(folder: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:

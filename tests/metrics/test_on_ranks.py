@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.house.datasets import Samples
+from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
 METRICS = [
@@ -96,16 +97,7 @@ callbacks: []
 
 def scored(folder: str, texts: dict[str, str]) -> dict[str, dict[str, float]]:
     """In every rank: the held-out numbers of each recipe with its initial weights."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh, numbers = join(seed=3), {}
-    for name, text in texts.items():
-        path = Path(folder) / f"{name}-{mesh.rank}.yaml"
-        path.write_text(text)
-        numbers[name] = dict(build(read_recipe(path, [f"output_dir={folder}"]), mesh).evaluate().numbers)
-    return numbers
+    return {name: dict(build_trainer(text, folder).evaluate().numbers) for name, text in texts.items()}
 
 
 @pytest.mark.parametrize(

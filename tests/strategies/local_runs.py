@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.house.training import build_trainer, recorded
+
 RECIPE = """
 model: {use: mlp, inputs: 64, hidden: [16], classes: 10, activation: gelu}
 dataset: {use: digits}
@@ -24,15 +26,7 @@ Found = dict[str, Any]
 
 def trainer(folder: str, words: Sequence[str], resume: str | None = None) -> Any:
     """The trainer of the recipe with these overrides, on this rank."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh = join(seed=3)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE)
-    return build(read_recipe(path, [f"output_dir={folder}", *words]), mesh, resume)
+    return build_trainer(RECIPE, folder, *words, resume=resume, seed=3)
 
 
 def train(
@@ -47,12 +41,8 @@ def train(
     from paddle_dp import checkpoint
     from paddle_dp.train import Callback
 
-    rows: list[list[float]] = []
-    found: Found = {"rows": rows}
-
-    class Diary(Callback):
-        def step(self, moment: Any) -> None:
-            rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
+    here = trainer(folder, words, resume)
+    found: Found = {"rows": recorded(here)}
 
     class Between(Callback):
         reads = False
@@ -66,8 +56,6 @@ def train(
                 )
                 found["between"] = str(saved)
 
-    here = trainer(folder, words, resume)
-    here.add(Diary())
     here.add(Between())
     here.fit(until)
     found["own"] = digest(here.learner)

@@ -11,13 +11,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp import checkpoint
-from paddle_dp.assembly.build import build
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.core.data_group import PaddleGroup
 from paddle_dp.core.placement import Placement, Placements
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.mesh import join
 from paddle_dp.mesh.transport import traffic
 from paddle_dp.part import lazily, read_part
 from paddle_dp.plan.exchange import mean_bytes
@@ -29,7 +26,8 @@ from paddle_dp.strategies.branches.branch_trace import observed, tables_of
 from paddle_dp.strategies.branches.branched_model import Branched, assign, branched
 from paddle_dp.strategies.branches.forecast import assign_branches
 from paddle_dp.verbs.forecast import layout_of
-from tests.parity import recorded, weights
+from tests.house.training import build_trainer, trained
+from tests.parity import assert_same
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not
 
@@ -316,25 +314,8 @@ CROSSED = {**DEEP, "model": "tests.strategies.test_branches.Crossed"}
 THREE = {**DEEP, "model": "tests.strategies.test_branches.OfThree"}
 
 
-def written(out: str, strategy: str, parts: dict[str, str], rank: int) -> Path:
-    path = Path(out) / f"recipe-{rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, **parts))
-    return path
-
-
-def learned(
-    out: str, strategy: str, parts: dict[str, str], until: str = "8 steps", resume: bool = False
-) -> dict[str, Any]:
-    """In every rank: losses and norms, an evaluation, and a checkpoint."""
-    mesh = join(seed=3)
-    path = written(out, strategy, parts, mesh.rank)
-    trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
-    rows = recorded(trainer)
-    trainer.fit(until)
-    numbers = dict(trainer.evaluate().numbers)
-    saved = checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", trainer.mesh)
-    mine = [name for name, _ in trainer.learner.placed.named_parameters()]
-    return {"rows": rows, "numbers": numbers, "saved": str(saved), "mine": mine}
+def recipe(strategy: str, parts: dict[str, str]) -> str:
+    return RECIPE.format(strategy=strategy, **parts)
 
 
 TWO = (2, "{use: branches, over: 2, sync_batch_norm: true}")
@@ -363,26 +344,17 @@ def test_branches_learn_what_one_process_learns(tmp_path, ranks, strategy, parts
 
 def assert_one_process(tmp_path: Path, ranks: int, strategy: str, parts: dict[str, str]) -> Any:
     """Compares with one process; returns what the ranks found."""
-    for name in ("one", "many"):
-        (tmp_path / name).mkdir()
-    (one,) = run_ranks(learned, 1, str(tmp_path / "one"), "{use: single}", parts)
-    many = run_ranks(learned, ranks, str(tmp_path / "many"), strategy, parts, timeout=200)
-    for found in many:
-        np.testing.assert_allclose(found["rows"], one["rows"], rtol=2e-5)
-        assert found["numbers"] == pytest.approx(one["numbers"], rel=1e-4)
-    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+    (one,) = run_ranks(trained, 1, recipe("{use: single}", parts), str(tmp_path / "one"))
+    many = run_ranks(trained, ranks, recipe(strategy, parts), str(tmp_path / "many"), timeout=200)
+    assert_same(many, one, 2e-5, 1e-4)
     if parts is not PAIRS:
-        assert any(set(found["mine"]) < set(one["mine"]) for found in many)
+        assert any(set(found["names"]) < set(one["names"]) for found in many)
     return many
 
 
 def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     """In every rank: the bytes that it sends in a step, and the numbers of its weights."""
-    mesh = join(seed=3)
-    trainer = build(read_recipe(written(out, strategy, parts, mesh.rank), ["train.batch=12"]), mesh)
+    trainer = build_trainer(recipe(strategy, parts), out, "train.batch=12")
     train_batch, sent = trainer.learner.train_batch, []
 
     def count(*given: Any) -> Any:
@@ -409,10 +381,11 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
             pytest.skip(reason)
         monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(built()))
     ranks, strategy = place
-    recipe = read_recipe(written(str(tmp_path), strategy, parts, 9), ["train.batch=12"])
+    (tmp_path / "recipe.yaml").write_text(recipe(strategy, parts))
+    read = read_recipe(tmp_path / "recipe.yaml", ["train.batch=12"])
     with lazily():
-        weights = describe_weights(recipe.build_model())
-    layout, blocks = assign_branches(recipe, layout_of(recipe, ranks), weights, 4)
+        weights = describe_weights(read.build_model())
+    layout, blocks = assign_branches(read, layout_of(read, ranks), weights, 4)
     many = run_ranks(counted, ranks, str(tmp_path), strategy, parts)
     assert [found["weights"] for found in many] == [
         rank_memory(blocks, layout, rank).parameters for rank in range(ranks)
@@ -426,13 +399,11 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path) -> None:
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    whole = run_ranks(learned, *[TWO[0], str(tmp_path / "whole"), TWO[1], DEEP])
-    begun = run_ranks(learned, *[TWO[0], str(tmp_path / "parts"), TWO[1], DEEP], until="3 steps")
-    again = run_ranks(learned, *[TWO[0], str(tmp_path / "parts"), TWO[1], DEEP], until="6 steps", resume=True)
+    deep, folder = recipe(TWO[1], DEEP), str(tmp_path / "parts")
+    whole = run_ranks(trained, 2, deep, str(tmp_path / "whole"))
+    begun = run_ranks(trained, 2, deep, folder, until="3 steps")
+    again = run_ranks(trained, 2, deep, folder, until="6 steps", resume=True)
     assert begun[0]["rows"] + again[0]["rows"] == whole[0]["rows"][:6]
-    last = run_ranks(
-        learned, 2, str(tmp_path / "parts"), "{use: data_parallel, sync_batch_norm: true}", DEEP, resume=True
-    )
+    data = recipe("{use: data_parallel, sync_batch_norm: true}", DEEP)
+    last = run_ranks(trained, 2, data, folder, resume=True)
     np.testing.assert_allclose(last[0]["rows"], whole[0]["rows"][6:], rtol=2e-5)

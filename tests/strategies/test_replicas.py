@@ -9,19 +9,17 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp import checkpoint
-from paddle_dp.assembly.build import build
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import is_compiled
 from paddle_dp.part import read_part
-from paddle_dp.recipe import Precision, read_recipe
+from paddle_dp.recipe import Precision
 from tests.house.learners import task_of
-from tests.parity import recorded
+from tests.house.training import trained
 from tests.ranks import run_ranks
 
 
@@ -206,27 +204,13 @@ callbacks: []
 """
 
 
-def learned(out: str, strategy: str, until: str, resume: bool = False) -> list[list[float]]:
-    """In every rank: losses and norms up to a step, from the newest checkpoint if asked to; and saves there."""
-    mesh = join(seed=3)
-    path = Path(out) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy))
-    trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
-    rows = recorded(trainer)
-    trainer.fit(until)
-    checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", trainer.mesh)
-    return rows
-
-
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path: Path) -> None:
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    copies, folder = "{use: replicas, count: 3}", str(tmp_path / "parts")
-    (whole,) = run_ranks(learned, 1, str(tmp_path / "whole"), copies, "8 steps")
-    (begun,) = run_ranks(learned, 1, folder, copies, "3 steps")
-    (again,) = run_ranks(learned, 1, folder, copies, "6 steps", True)
-    assert begun + again == whole[:6]
-    last, _ = run_ranks(learned, 2, folder, "{use: data_parallel}", "8 steps", True)
-    np.testing.assert_allclose(last, whole[6:], rtol=2e-5)
+    copies, folder = RECIPE.format(strategy="{use: replicas, count: 3}"), str(tmp_path / "parts")
+    (whole,) = run_ranks(trained, 1, copies, str(tmp_path / "whole"))
+    (begun,) = run_ranks(trained, 1, copies, folder, until="3 steps")
+    (again,) = run_ranks(trained, 1, copies, folder, until="6 steps", resume=True)
+    assert begun["rows"] + again["rows"] == whole["rows"][:6]
+    last, _ = run_ranks(trained, 2, RECIPE.format(strategy="{use: data_parallel}"), folder, resume=True)
+    np.testing.assert_allclose(last["rows"], whole["rows"][6:], rtol=2e-5)

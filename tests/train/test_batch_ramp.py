@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.datasets import Samples
+from tests.house.training import diary
 from tests.ranks import run_ranks
 
 SIZES = [4, 4, 7, 7, 10, 10, 1, 13, 16, 14, 16, 16, 11]  # an epoch has 43 samples
 
 
-class Points:
-    """43 points of three classes, with noise that is drawn anew in each epoch."""
-
-    def __len__(self) -> int:
-        return 43
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-        return (np.eye(5)[i % 5] * (1 + i / 43) + 0.1 * np.random.standard_normal(5)).astype(
-            "float32"
-        ), np.int64(i % 3)
+def point(i: int) -> tuple[np.ndarray, np.int64]:
+    """Of three classes, with noise that is drawn anew in each epoch."""
+    numbers = np.eye(5)[i % 5] * (1 + i / 43) + 0.1 * np.random.standard_normal(5)
+    return numbers.astype("float32"), np.int64(i % 3)
 
 
 def trained(folder: str, length: str, resume: bool, **more: Any) -> dict[str, Any]:
@@ -30,38 +26,24 @@ def trained(folder: str, length: str, resume: bool, **more: Any) -> dict[str, An
     import paddle
     from paddle import nn
 
-    from paddle_dp import Callback, Trainer
+    from paddle_dp import Trainer
     from paddle_dp.mesh import join
-
-    class Numbers(Callback):
-        def __init__(self) -> None:
-            self.losses: list[float] = []
-            self.samples: list[int] = []
-            self.epochs: list[int] = []
-
-        def step(self, moment: Any) -> None:
-            self.losses.append(moment.numbers["loss"])
-            self.samples.append(moment.progress.samples)
-
-        def epoch(self, moment: Any) -> None:
-            self.epochs.append(moment.progress.step)
 
     join(seed=3)
     paddle.seed(3)
     model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
-    numbers = Numbers()
     more = {"batch_ramp": {"start": 4, "increment": 3, "every": "2 steps"}, **more}
     trainer = Trainer.of(
-        model=model, train=Points(), batch=16, micro_batches=2, length="3 epochs", seed=7, folder=folder,
+        model=model, train=Samples(43, point), batch=16, micro_batches=2, length="3 epochs", seed=7, folder=folder,
         loss={"use": "cross_entropy"},
         optimizer={"use": "adamw"}, schedule={"use": "cosine", "learning_rate": 0.05, "warmup": "3 steps"},
-        resume=resume, callbacks=[numbers, {"use": "checkpoint", "every": "1 step", "keep": 20}], **more,
+        resume=resume, callbacks=[{"use": "checkpoint", "every": "1 step", "keep": 20}], **more,
     )  # fmt: skip
+    lines = diary(trainer)
     trainer.fit(length)
-    weights = [parameter.numpy() for parameter in model.parameters()]
     return {
-        "losses": numbers.losses, "samples": numbers.samples, "epochs": numbers.epochs, "weights": weights,
-        "total": trainer.run.total_steps,
+        "losses": [step["loss"] for step in lines.steps], "samples": [step["samples"] for step in lines.steps],
+        "epochs": lines.epochs, "weights": [p.numpy() for p in model.parameters()], "total": trainer.run.total_steps,
     }  # fmt: skip
 
 

@@ -7,21 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from tests.house.datasets import Samples
+from tests.house.training import diary
 from tests.ranks import run_ranks
 
 MIX = {"mixup": 0.4, "cutmix": 1.0, "probability": 0.8}
 
 
-class Stripes:
-    """40 images [1, 8, 8] of four classes, with noise that is drawn anew in each epoch."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
-        image = 0.3 * np.random.standard_normal((1, 8, 8))
-        image[:, i % 4 :: 4] += 1
-        return image.astype("float32"), np.int64(i % 4)
+def stripes(i: int) -> tuple[np.ndarray, np.int64]:
+    """An image [1, 8, 8] of four classes, with noise that is drawn anew in each epoch."""
+    image = 0.3 * np.random.standard_normal((1, 8, 8))
+    image[:, i % 4 :: 4] += 1
+    return image.astype("float32"), np.int64(i % 4)
 
 
 def trained(folder: str, length: str, resume: bool, micro_batches: int = 1) -> dict[str, Any]:
@@ -29,19 +26,8 @@ def trained(folder: str, length: str, resume: bool, micro_batches: int = 1) -> d
     import paddle
     from paddle import nn
 
-    from paddle_dp import Callback, Trainer
+    from paddle_dp import Trainer
     from paddle_dp.mesh import join
-
-    class Losses(Callback):
-        def __init__(self) -> None:
-            self.losses: list[float] = []
-            self.held_out: dict[str, float] = {}
-
-        def step(self, moment: Any) -> None:
-            self.losses.append(moment.numbers["loss"])
-
-        def evaluated(self, moment: Any, evaluation: Any) -> None:
-            self.held_out = dict(evaluation.numbers)
 
     join(seed=3)
     paddle.seed(3)
@@ -49,16 +35,17 @@ def trained(folder: str, length: str, resume: bool, micro_batches: int = 1) -> d
         nn.Conv2D(1, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.GELU(), nn.AdaptiveAvgPool2D(4), nn.Flatten(),
         nn.Linear(96, 4),
     )  # fmt: skip
-    losses = Losses()
+    data = Samples(40, stripes)
     trainer = Trainer.of(
-        model=model, train=Stripes(), test=Stripes(), batch=14, micro_batches=micro_batches, length="3 epochs",
+        model=model, train=data, test=data, batch=14, micro_batches=micro_batches, length="3 epochs",
         loss={"use": "cross_entropy", "label_smoothing": 0.1}, optimizer={"use": "momentum"},
         schedule={"use": "cosine", "learning_rate": 0.05}, mix=MIX, folder=folder, resume=resume, seed=7,
-        callbacks=[losses, {"use": "evaluate", "every": "1 epoch"}, {"use": "checkpoint", "every": "4 steps"}],
+        callbacks=[{"use": "evaluate", "every": "1 epoch"}, {"use": "checkpoint", "every": "4 steps"}],
     )  # fmt: skip
+    lines = diary(trainer)
     trainer.fit(length)
     weights = [parameter.numpy() for parameter in model.parameters()]
-    return {"losses": losses.losses, "held_out": losses.held_out, "weights": weights}
+    return {"losses": [step["loss"] for step in lines.steps], "held_out": lines.held_out, "weights": weights}
 
 
 def test_ranks_and_micro_batches_learn_what_one_process_learns_and_a_resume_too(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.house.datasets import Arrays
+from tests.house.training import diary
 from tests.ranks import run_ranks
 
 PLATEAU = {"use": "plateau", "learning_rate": 0.4, "every": "2 steps", "factor": 0.5, "patience": 0}
@@ -43,28 +44,16 @@ def trained(
     folder: str, length: str, schedule: Mapping[str, Any], resume: bool, evaluates: str, saves: str
 ) -> dict[str, Any]:
     """In every rank: the rate of each update, the state of the schedule, the steps of evaluations, the weights."""
-    from paddle_dp import Callback
-
-    class Rates(Callback):
-        def __init__(self) -> None:
-            self.rates: list[float] = []
-            self.evaluations: list[int] = []
-
-        def step(self, moment: Any) -> None:
-            self.rates.append(moment.numbers["lr"])
-
-        def evaluated(self, moment: Any, evaluation: Any) -> None:
-            self.evaluations.append(moment.progress.step)
-
-    rates = Rates()
-    callbacks = [rates, {"use": "checkpoint", "every": saves, "best": "loss"}]
+    callbacks = [{"use": "checkpoint", "every": saves, "best": "loss"}]
     if evaluates:
         callbacks.append({"use": "evaluate", "every": evaluates})
     training = trainer(folder, schedule, callbacks, resume=resume)
+    lines = diary(training)
     training.fit(length)
     state = training.learner.rate.schedule.state_dict()
     weights = [parameter.numpy() for parameter in training.learner.model.parameters()]
-    return {"rates": rates.rates, "state": state, "evaluations": rates.evaluations, "weights": weights}
+    rates, evaluations = [step["lr"] for step in lines.steps], [step for step, _ in lines.evaluations]
+    return {"rates": rates, "state": state, "evaluations": evaluations, "weights": weights}
 
 
 def test_its_state_is_in_every_checkpoint_and_goes_on_on_other_ranks(tmp_path: Path) -> None:
