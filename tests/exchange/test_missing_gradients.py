@@ -16,7 +16,7 @@ from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.train.evaluate import evaluate
 from tests.house.datasets import Arrays
-from tests.house.learners import numbers_of, stored_weights, task_of
+from tests.house.learners import Chain, numbers_of, stored_weights, task_of
 from tests.ranks import run_ranks
 
 BATCH, WIDTH = 8, 6
@@ -54,18 +54,13 @@ class Experts(nn.Layer):
         return x + outputs
 
 
-class Mixture(nn.Layer):
+class Mixture(Chain):
     def __init__(self, norm: bool = False) -> None:
-        super().__init__()
         # Without a bias, which has no true gradient before a BatchNorm.
         normed = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias_attr=False), nn.BatchNorm1D(WIDTH))
-        between = normed if norm else nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.LayerList([Experts(), between, Experts(), nn.Linear(WIDTH, 3)])
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(
+            Experts(), normed if norm else nn.Linear(WIDTH, WIDTH), Experts(), nn.Linear(WIDTH, 3)
+        )
 
 
 def points() -> Arrays:

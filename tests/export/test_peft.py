@@ -270,21 +270,14 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["{use: hybrid, tensor: 2}", "{use: hybrid, pipeline: 2}"])
 def test_every_layout_begins_with_the_loaded_adapter(written: Path, tmp_path: Path, strategy: str) -> None:
     (tmp_path / "hf").symlink_to(written)
-    more = f"adapter: {{use: lora, load: {tmp_path}/hf}}"
-    recipe_of_ranks, words = (
-        RECIPE.format(model=LLAMA, out=tmp_path, more=more),
-        ["train.micro_batches=2", "callbacks=[]"],
-    )
-    [alone] = run_ranks(trained, 1, recipe_of_ranks, str(tmp_path / "one"), *words, until="1 step")
-    many = run_ranks(
-        trained, 2, recipe_of_ranks, str(tmp_path / "two"), *words, f"strategy={strategy}", until="1 step"
-    )
-    saved, begun, of_one = (
-        load(path)
-        for path in (written.parent / "run/checkpoints/step-00000002", many[0]["begun"], alone["begun"])
-    )
-    names = [name for name in of_one.names if "lora" in name]
-    assert names == [name for name in begun.names if "lora" in name] and len(names) == 10
+    text = RECIPE.format(model=LLAMA, out=tmp_path, more=f"adapter: {{use: lora, load: {tmp_path}/hf}}")
+    words = ["train.micro_batches=2", "callbacks=[]"]
+    [alone] = run_ranks(trained, 1, text, str(tmp_path / "one"), *words, until="1 step")
+    words += [f"strategy={strategy}"]
+    many = run_ranks(trained, 2, text, str(tmp_path / "two"), *words, until="1 step")
+    saved, begun = load(written.parent / "run/checkpoints/step-00000002"), load(many[0]["begun"])
+    names = [name for name in begun.names if "lora" in name]
+    assert names == [name for name in load(alone["begun"]).names if "lora" in name] and len(names) == 10
     for name in names:
         np.testing.assert_array_equal(begun.read(name), saved.read(name))
     for rank in many:

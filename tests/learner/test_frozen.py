@@ -11,7 +11,7 @@ from paddle_dp.learner import Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
-from tests.house.learners import stored_weights
+from tests.house.learners import Chain, stored_weights
 from tests.ranks import run_ranks
 
 
@@ -88,20 +88,14 @@ def test_ranks_that_own_nothing_that_learns_are_exact():
         assert sorted(owned for _, owned in found) == [0, 1, 1]
 
 
-class Tied(nn.Layer):
+class Tied(Chain):
     """The first block and the last one share a frozen weight."""
 
     def __init__(self):
-        super().__init__()
         first, last = nn.Linear(4, 4), nn.Linear(4, 4)
         first.weight.stop_gradient = True
         last.weight = first.weight
-        self.blocks = nn.LayerList([first, nn.Tanh(), nn.Linear(4, 4), last])
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(first, nn.Tanh(), nn.Linear(4, 4), last)
 
 
 def test_a_frozen_weight_that_two_stages_share_has_no_gradient_to_add_up():
