@@ -44,6 +44,12 @@ def run_in_forks(job: Job, waiting: object = None, timeout: float = 600) -> int:
     return 0
 
 
+def train_in_forks(recipe: Path, out: Path, ranks: int, *overrides: str, resume: str | None = None) -> None:
+    """What `paddle-dp train` computes, without the seconds that its start takes."""
+    job = Job(recipe=recipe, ranks=ranks, output_dir=out, overrides=overrides, resume=resume)
+    assert run_in_forks(job) == 0
+
+
 def run_in_one_fork(job: Job, folder: Path) -> tuple[int, str, str]:
     """`launch.start.run` as a process in `folder` calls it, without the second of its imports: the exit status, what it
     printed, and what it complained. A job of one rank runs there as a whole."""

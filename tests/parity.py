@@ -121,6 +121,17 @@ def weights(checkpoint: str) -> dict[str, np.ndarray]:
     return {name: saved.read(name) for name in saved.names}
 
 
+def assert_same_weights(ours: str, theirs: str, atol: float = 0.0) -> None:
+    """All that two checkpoints hold; without `atol` bit by bit."""
+    mine, its = weights(ours), weights(theirs)
+    assert mine.keys() == its.keys()
+    for name, value in its.items():
+        if atol:
+            np.testing.assert_allclose(mine[name], value, atol=atol, err_msg=name)
+        else:
+            assert mine[name].tobytes() == value.tobytes(), name
+
+
 def assert_same(many: Sequence[Found], one: Found, rtol: float = 1e-5, scores: float = 1e-5) -> None:
     """What every rank found in one layout, against one process; weights and optimizer's state as they were saved.
     `rtol` bounds losses and norms, `scores` the held-out numbers."""
@@ -128,7 +139,4 @@ def assert_same(many: Sequence[Found], one: Found, rtol: float = 1e-5, scores: f
         np.testing.assert_allclose(found["rows"], one["rows"], rtol=rtol)
         assert found["samples"] == one["samples"]
         assert found["held_out"] == pytest.approx(one["held_out"], rel=scores)
-    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
-    assert set(ours) == set(theirs)
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+    assert_same_weights(many[0]["saved"], one["saved"], 2e-5)

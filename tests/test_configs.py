@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from paddle_dp.launch.worker import work
 from paddle_dp.recipe import read_recipe
+from tests.house.runs import events
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,8 +84,7 @@ def check_trains(path: Path, folder: Path) -> None:
     small = SMALLER.get(path.stem, ["train.batch=50"])
     words = [f"output_dir={folder}", "train.length=2 steps", *small]
     run_ranks(train, ranks_of(path), f"configs/{path.name}", words, timeout=150)
-    told = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert max(entry.get("step", 0) for entry in told) == 2
+    assert max(entry.get("step", 0) for entry in events(folder)) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -18,6 +17,7 @@ from paddle_dp.recipe import read_recipe
 from tests.certificate.proven import assert_proven
 from tests.house.forked_commands import run_command, run_script
 from tests.house.programs import ROOT, run_program, run_python, shell_variables
+from tests.house.runs import events
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 CHINESE = [page for page in PAGES if page.name.endswith(".zh.md")]
@@ -380,9 +380,7 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
     used = ("model", "data", "losses", "optimizers", "schedules", "callbacks")
     assert f"imported: {', '.join(f'mine/{name}.py' for name in used)}\n" in done.stdout
     assert re.search(r"^stopped at step \d+: the loss is 0\.0\d+$", done.stdout, re.M)
-    lines = (tmp_path / "runs/moons/metrics.jsonl").read_text().splitlines()
-    held_out = [row["acc1"] for row in map(json.loads, lines) if row["event"] == "evaluated"]
-    assert held_out[-1] > 0.9
+    assert events(tmp_path / "runs/moons", "evaluated")[-1]["acc1"] > 0.9
     assert all((tmp_path / f"runs/moons/code/mine/{name}.py").exists() for name in used)
 
 

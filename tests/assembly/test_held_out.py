@@ -1,12 +1,12 @@
 """A model with dropout and BatchNorm has one held-out accuracy, on any number of ranks: the shipped recipe says so."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.train.test_resume import train_in_forks
+from tests.house.runs import events
+from tests.jobs import train_in_forks
 
 RECIPE = Path("configs/digits_dropout.yaml")
 
@@ -17,8 +17,7 @@ def test_dropout_and_batch_norm_evaluate_alike_on_one_to_four_ranks(tmp_path):
     found = []
     for ranks in (1, 2, 3, 4):
         train_in_forks(RECIPE, tmp_path / str(ranks), ranks)
-        rows = map(json.loads, (tmp_path / str(ranks) / "metrics.jsonl").read_text().splitlines())
-        found.append([(row["acc1"], row["loss"]) for row in rows if row["event"] == "evaluated"])
+        found.append([(row["acc1"], row["loss"]) for row in events(tmp_path / str(ranks), "evaluated")])
     truth = np.array(found[0])
     assert len(truth) == 5
     assert truth[-1, 0] > 0.97

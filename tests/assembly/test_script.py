@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
 from tests.house.datasets import Points
 from tests.house.learners import Chain
+from tests.house.runs import events
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -130,8 +130,7 @@ def learn(folders: dict[str, str], refused: str) -> list[str]:
 
 
 def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row["event"] in ("step", "evaluated")]
+    return [row["loss"] for row in events(run) if row["event"] in ("step", "evaluated")]
 
 
 def weights(run: Path) -> dict[str, np.ndarray[Any, Any]]:

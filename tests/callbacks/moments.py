@@ -17,3 +17,8 @@ Capture = pytest.CaptureFixture[str]
 
 def saved_steps(run: Run) -> list[int]:
     return [checkpoint.step_of(path) for path in checkpoint.checkpoints(run.folder / "checkpoints")]
+
+
+def best_step(run: Run) -> int | None:
+    best = checkpoint.best(run.folder / "checkpoints")
+    return None if best is None else checkpoint.step_of(best)

@@ -20,9 +20,8 @@ from paddle_dp.certificate.certificate import (
     saves,
 )
 from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
-from paddle_dp.launch.command import Job
 from paddle_dp.mesh import Mesh
-from tests.jobs import run_in_forks
+from tests.jobs import train_in_forks
 
 RECIPE = """
 model: {use: gpt, vocab: 32, width: 32, depth: 2, heads: 2, length: 16}
@@ -48,8 +47,7 @@ def recipe(tmp_path):
 
 
 def train(recipe, out, ranks: int, *words: str, resume: str | None = None) -> dict[str, Any]:
-    job = Job(recipe=recipe, ranks=ranks, overrides=words, output_dir=out, resume=resume)
-    assert run_in_forks(job) == 0
+    train_in_forks(recipe, out, ranks, *words, resume=resume)
     return read(out)
 
 

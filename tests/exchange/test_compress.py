@@ -186,19 +186,12 @@ def test_what_two_factors_leave_out_comes_later():
     assert apart < 0.25  # without memory it would stay at what two of 30 directions leave: 0.9
 
 
-def test_a_gradient_of_that_rank_is_found_in_two_updates():
+@pytest.mark.parametrize(("rank", "factors"), [(2, [1, 1]), (1, [1, 0, 0, 1, 1, 1])])
+def test_a_gradient_of_that_rank_is_found_in_two_updates_also_after_zeros(rank, factors):
     parameters, errors, exchange = low_rank()
-    given = paddle.matmul(drawn([40, 2]), drawn([2, 30], 1)).reshape([40, 5, 6])
-    for _ in range(2):
-        found = updated(parameters, errors, exchange, [given, None, None])
-    np.testing.assert_allclose(found[0], given.numpy(), atol=1e-4)
-
-
-def test_a_gradient_of_zeros_does_not_end_what_comes_after():
-    parameters, errors, exchange = low_rank()
-    given = paddle.matmul(drawn([40, 1]), drawn([1, 30], 1)).reshape([40, 5, 6])
-    for gradient in (given, given * 0, given * 0, given, given, given):
-        found = updated(parameters, errors, exchange, [gradient, None, None])
+    given = paddle.matmul(drawn([40, rank]), drawn([rank, 30], 1)).reshape([40, 5, 6])
+    for factor in factors:
+        found = updated(parameters, errors, exchange, [given * factor, None, None])
     np.testing.assert_allclose(found[0], given.numpy(), atol=1e-4)
 
 

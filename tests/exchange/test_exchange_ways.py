@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,8 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import read_part
 from paddle_dp.proof.verify import verify
 from paddle_dp.recipe import read_recipe
-from tests.parity import ADAMW, RECIPE, assert_same, train, train_each, truth, weights
+from tests.house.training import build_trainer, kill_after
+from tests.parity import ADAMW, RECIPE, assert_same, assert_same_weights, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
 DIGITS = Path(__file__).parents[2] / "configs/digits_mlp.yaml"
@@ -54,28 +53,15 @@ def test_two_compressed_runs_have_the_same_bits_on_all_ranks_and_go_on_from_a_ch
     run_ranks(train, ranks, str(tmp_path / "parts"), strategy, "4 steps")
     parts = run_ranks(train, ranks, str(tmp_path / "parts"), strategy, resume=True)
     assert first[0]["rows"][4:] == parts[0]["rows"]
-    ours, theirs = (weights(found[0]["saved"]) for found in (first, parts))
-    assert set(ours) == set(theirs) and any("/error/" in name for name in ours)
-    assert not [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+    assert_same_weights(parts[0]["saved"], first[0]["saved"])
+    assert any("/error/" in name for name in weights(first[0]["saved"]))
 
 
 def train_or_die(folder: str, strategy: str, killed_after: int = 0, resume: bool = False) -> None:
-    """In a rank: trains 10 steps, saving every 3; or kills itself after a step."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.train import Callback
-
-    class Kill(Callback):
-        def step(self, moment):
-            if moment.progress.step == killed_after and moment.trainer.mesh.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    mesh = join(seed=3)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    """In a rank: trains 10 steps, saving every 3; or rank 1 kills itself after a step."""
     recipe = RECIPE.format(strategy=strategy, model="gpt", optimizer=ADAMW, dropout="exact")
-    path.write_text(recipe.replace("callbacks: []", "callbacks: [{use: checkpoint, every: 3 steps}]"))
-    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
-    trainer.add(Kill())
+    trainer = build_trainer(recipe, folder, "callbacks=[{use: checkpoint, every: 3 steps}]", resume=resume)
+    kill_after(trainer, killed_after, rank=1)
     trainer.fit()
 
 
@@ -94,10 +80,8 @@ def test_after_kill_9_it_goes_on_bit_for_bit(way, tmp_path):
                 run_ranks(train_or_die, 2, str(folder), strategy, killed_after)
             assert newest(folder / "checkpoints").name == "step-00000006"
         run_ranks(train_or_die, 2, str(folder), strategy, resume=bool(killed_after))
-        ends.append(weights(str(newest(folder / "checkpoints"))))
-    ours, theirs = ends
-    assert set(ours) == set(theirs)
-    assert not [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+        ends.append(str(newest(folder / "checkpoints")))
+    assert_same_weights(*ends)
 
 
 @pytest.mark.long
@@ -171,15 +155,11 @@ def test_a_push_sends_what_lies_on_a_host():
         recipe.strategy.refuse(recipe, 2, "gpu")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "said"),
-    [
-        ("{use: data_parallel, compress: bfloat16}", r"strategy.compress=bfloat16 does not.*compress=none"),
-    ],
-)
-def test_verify_says_at_the_door_what_is_not_one_process(strategy, said):
-    with pytest.raises(UsageError, match=f"nothing was compared: {said}"):
-        verify(DIGITS, [f"strategy={strategy}"])
+def test_verify_says_at_the_door_what_is_not_one_process():
+    with pytest.raises(
+        UsageError, match=r"nothing was compared: strategy.compress=bfloat16 does not.*compress=none"
+    ):
+        verify(DIGITS, ["strategy={use: data_parallel, compress: bfloat16}"])
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,18 @@ def diary(trainer: Any) -> SimpleNamespace:
 
     trainer.add(Diary())
     return lines
+
+
+def kill_after(trainer: Any, step: int, rank: int | None = None) -> None:
+    """Each rank, or the one that is named, will kill itself after a step, as `kill -9` would; never after step 0."""
+    from paddle_dp.train import Callback
+
+    class Kill(Callback):
+        def step(self, moment: Any) -> None:
+            if moment.progress.step == step and rank in (None, moment.trainer.mesh.rank):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.add(Kill())
 
 
 def settle(trainer: Any) -> None:

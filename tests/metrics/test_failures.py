@@ -11,12 +11,12 @@ import pytest
 from paddle_dp import Trainer
 from paddle_dp.checkpoint import checkpoints
 from paddle_dp.errors import UsageError
-from tests.metrics.test_on_ranks import Rows
+from tests.metrics.test_on_ranks import ROWS
 
 
 def trainer(folder: Path, callbacks: Any = ("evaluate", "checkpoint"), **settings: Any) -> Trainer:
     return Trainer.of(
-        model=paddle.nn.Linear(5, 5), train=Rows(), test=Rows(), batch=6, loss="cross_entropy", optimizer="sgd",
+        model=paddle.nn.Linear(5, 5), train=ROWS, test=ROWS, batch=6, loss="cross_entropy", optimizer="sgd",
         folder=folder, length="2 epochs", callbacks=callbacks, **settings,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 import copy
 import re
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from paddle_dp.model.initial_weights import (
 )
 from paddle_dp.part import lazily, read_part
 from paddle_dp.recipe import read_recipe
+from tests.house.learners import Chain
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -220,15 +222,21 @@ def bits(model):
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
+@contextmanager
+def begun():
+    """The generators and names of a process that begins."""
+    paddle.seed(7)
+    np.random.seed(7)
+    with paddle.utils.unique_name.guard():
+        yield
+
+
 def built_both_ways(do):
     """One process's model; then that without memory, or None and why; from the same state of the generators."""
-    found = []
-    for build in (lambda: Odd(do), lambda: without_memory(lambda: Odd(do))):
-        paddle.seed(7)
-        np.random.seed(7)
-        with paddle.utils.unique_name.guard():
-            found.append(build())
-    return found[0], *found[1]
+    with begun():
+        one = Odd(do)
+    with begun():
+        return one, *without_memory(lambda: Odd(do))
 
 
 @pytest.mark.parametrize("name", REPRODUCED)
@@ -247,13 +255,9 @@ def test_what_lazy_building_reproduces_has_one_process_s_bits_and_names(name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_it_cannot_reproduce_is_built_whole_as_if_nothing_had_been_tried(name):
     do, why = WHOLE[name]
-    paddle.seed(7)
-    np.random.seed(7)
-    with paddle.utils.unique_name.guard():
+    with begun():
         one = Odd(do)
-    paddle.seed(7)
-    np.random.seed(7)
-    with paddle.utils.unique_name.guard():
+    with begun():
         model, reason = without_memory(lambda: Odd(do))
         assert model is None
         assert reason and re.search(why, reason), reason
@@ -308,15 +312,14 @@ def test_weights_are_lent_to_a_block_while_it_runs_and_are_the_same_each_time():
     assert 0 < max(most) <= max(sizes) < sum(sizes) / 2
 
 
-class Peeks(nn.Layer):
+class Peeks(Chain):
     """Its second block's forward reads a weight of the first one, which is none of its own."""
 
     def __init__(self):
-        super().__init__()
-        self.blocks = nn.LayerList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
 
     def forward(self, x):
-        return self.blocks[1](self.blocks[0](x)) @ self.blocks[0].weight
+        return super().forward(x) @ self.blocks[0].weight
 
 
 def test_a_model_that_reads_weights_between_its_blocks_is_drawn_whole_before_it_is_tried():

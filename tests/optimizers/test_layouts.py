@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paddle_dp import optimizers
-from tests.parity import LAYOUTS, SHORT, assert_same, train, train_each, truth, weights
+from tests.parity import LAYOUTS, SHORT, assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
 # The bias of a key changes no attention, so its gradient is rounding alone. Lion, Adafactor, and AdamW with a tiny
@@ -79,6 +78,4 @@ def test_a_resumed_run_has_the_bits_of_one_without_a_stop(use: str, tmp_path: An
     (resumed,) = run_ranks(train, 1, str(tmp_path), "{use: single}", "10 steps", True, **how)
     whole = truth(optimizer=OPTIMIZERS[use])
     assert resumed["rows"] == whole["rows"][3:]
-    ours, theirs = weights(resumed["saved"]), weights(whole["saved"])
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_weights(resumed["saved"], whole["saved"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.house.training import trained
 from tests.ranks import run_ranks
 from tests.strategies.test_branches import (
     APART,
@@ -17,7 +18,7 @@ from tests.strategies.test_branches import (
     THREE,
     TWO,
     assert_one_process,
-    learned,
+    recipe,
 )
 
 ALL = {"deep": DEEP, "shared": PAIRS, "apart": APART}
@@ -50,14 +51,12 @@ def test_two_runs_have_the_same_bits_also_where_the_link_is_slow(
     parts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what CPUs learn. The second run's link makes every wait that was forgotten a wrong number."""
-    found = {}
+    text, found = recipe(FOUR[1], parts), {}
     for name, (bandwidth, latency) in {"quick": ("0", "0"), "slow": ("2e7", "2e-3")}.items():
         monkeypatch.setenv("SIM_BANDWIDTH", bandwidth)
         monkeypatch.setenv("SIM_LATENCY", latency)
-        (tmp_path / name).mkdir()
-        found[name] = run_ranks(learned, FOUR[0], str(tmp_path / name), FOUR[1], parts)
+        found[name] = run_ranks(trained, FOUR[0], text, str(tmp_path / name))
     assert [rank["rows"] for rank in found["quick"]] == [rank["rows"] for rank in found["slow"]]
     monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
-    (tmp_path / "cpus").mkdir()
-    cpus = run_ranks(learned, FOUR[0], str(tmp_path / "cpus"), FOUR[1], parts)
+    cpus = run_ranks(trained, FOUR[0], text, str(tmp_path / "cpus"))
     np.testing.assert_allclose(found["quick"][0]["rows"], cpus[0]["rows"], rtol=1e-5)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.house.runs import events
 from tests.ranks import run_ranks
 from tests.test_configs import RECIPES, SMALLER, ranks_of, train
 
@@ -40,7 +40,7 @@ def trained(path: Path, folder: Path) -> list[float]:
     words = [f"output_dir={folder}", "train.length=2 steps", *smaller(path, texts)]
     ranks = 1 if path.stem.endswith("_single") else ranks_of(path)
     run_ranks(train, ranks, f"configs/{path.name}", words, timeout=300)
-    told = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = events(folder)
     (last,) = [entry for entry in told if entry.get("event") == "end"]
     assert last["step"] == 2
     return [entry["loss"] for entry in told if "loss" in entry]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.house.training import build_trainer, recorded
+from tests.house.runs import saved_bits
+from tests.house.training import build_trainer, kill_after, recorded
 from tests.parity import train as trained
-from tests.parity import weights
 from tests.ranks import run_ranks
 from tests.sim.recipes import GPT
 
@@ -22,26 +19,12 @@ TENSOR = "{use: hybrid, tensor: 2}"
 
 def train(folder: str, killed_after: int = 0, resume: bool = False) -> list[list[float]]:
     """In a rank: trains with dropout from the device's own generator, saving after 3 of 5 steps; or kills itself."""
-    from paddle_dp.train import Callback
-
     words = ["train.dropout=own", "train.length=5 steps", "callbacks=[{use: checkpoint, every: 3 steps}]"]
     trainer = build_trainer(GPT, folder, f"strategy={TENSOR}", *words, resume=resume)
     rows = recorded(trainer)
-
-    class Kill(Callback):
-        def step(self, moment: Any) -> None:
-            if moment.progress.step == killed_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    trainer.add(Kill())
+    kill_after(trainer, killed_after)
     trainer.fit()
     return rows
-
-
-def saved(folder: Path) -> dict[str, Any]:
-    from paddle_dp.checkpoint import newest
-
-    return weights(str(newest(folder / "checkpoints")))
 
 
 @pytest.mark.long
@@ -52,9 +35,7 @@ def test_after_kill_9_the_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
         run_ranks(train, 2, str(broken), 4)
     again = run_ranks(train, 2, str(broken), 0, True)[0]
     assert json.dumps(again) == json.dumps(rows[3:]), "from the checkpoint of step 3"
-    ours, theirs = saved(broken), saved(whole)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+    assert saved_bits(broken) == saved_bits(whole)
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ each, and each failure, and goes on after it.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.programs import run_python
+from tests.house.runs import events
 from tests.sim.build import built
 from tests.sim.recipes import gpt
 
@@ -45,8 +45,7 @@ def start(layout: str, folder: Path) -> tuple[list[float], float]:
     command = ("-m", "paddle_dp", "train", gpt(folder), "--ranks", str(ranks))
     done = run_python(*command, *words, timeout=300)
     seconds = time.perf_counter() - begun
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["loss"] for line in events(folder / "run") if "loss" in line]
     assert len(losses) == 2, f"{layout} trained {len(losses)} of 2 steps:\n{done.stdout}\n{done.stderr}"
     return losses, seconds
 

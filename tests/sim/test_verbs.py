@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from safetensors import safe_open
 
 from paddle_dp import checkpoint
+from tests.house.runs import events
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -56,8 +56,7 @@ def numbers(said: str) -> list[float]:
 
 def held_out(run: Path) -> list[float]:
     """What the training itself had measured on the held-out samples, at its end."""
-    lines = [json.loads(line) for line in (run / "run" / "metrics.jsonl").read_text().splitlines()]
-    (last,) = [line for line in lines if line["event"] == "evaluated"]
+    (last,) = events(run / "run", "evaluated")
     return [last[name] for name in ("loss", "acc1", "acc5")]
 
 

@@ -23,7 +23,7 @@ from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.units import Recompute
 from paddle_dp.verbs.check_screen import forecast
 from tests.jobs import comparisons_in_forks
-from tests.parity import weights
+from tests.parity import assert_same_weights, weights
 from tests.ranks import ROOT, run_ranks
 from tests.strategies.local_runs import RECIPE, train, train_each, trainer
 
@@ -100,10 +100,7 @@ def assert_equal(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> No
         assert one["own"] == other["own"]
         assert one["rows"][-1] == other["rows"][-1]
         assert one["held_out"] == other["held_out"]
-    left, right = weights(ones[0]["saved"]), weights(others[0]["saved"])
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    assert_same_weights(ones[0]["saved"], others[0]["saved"])
 
 
 def assert_near(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:

@@ -61,28 +61,6 @@ def test_copies_learn_what_one_learns_with_its_dropout_masks(count, loss):
     assert many.differences() == []
 
 
-def test_copies_begin_each_update_with_the_model_s_weights_and_modes():
-    """A checkpoint, or a callback, may have changed them."""
-    one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
-    for each in (one, many):
-        each.train_batch(batch())
-        with paddle.no_grad():
-            each.model[0].weight.set_value(each.model[0].weight * 2)
-        each.model[2].eval()
-    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
-    assert found == pytest.approx(alone, rel=1e-5)
-
-
-def test_copies_begin_each_update_with_the_settings_of_the_model_s_layers():
-    """Which a callback may change: a dropout's rate, a temperature that falls, a list that grows."""
-    one, many = learner({"use": "single"}, Tempered()), learner({"use": "replicas", "count": 3}, Tempered())
-    for each in (one, many):
-        each.train_batch(batch())
-        each.model.drop.p, each.model.temperature, each.model.factors["b"] = 0.6, 0.5, [3.0]
-    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
-    assert found == pytest.approx(alone, rel=1e-5)
-
-
 class Tempered(nn.Layer):
     def __init__(self):
         super().__init__()
@@ -92,6 +70,35 @@ class Tempered(nn.Layer):
 
     def forward(self, x):
         return self.drop(self.linear(x)) * sum(sum(each) for each in self.factors.values()) / self.temperature
+
+
+def doubled(each):
+    """A checkpoint, or a callback, may have changed weights and modes."""
+    with paddle.no_grad():
+        each.model[0].weight.set_value(each.model[0].weight * 2)
+    each.model[2].eval()
+
+
+def cooled(each):
+    """A callback may change settings of layers: a dropout's rate, a temperature that falls, a list that grows."""
+    each.model.drop.p, each.model.temperature, each.model.factors["b"] = 0.6, 0.5, [3.0]
+
+
+def computed_again(each):
+    """guard.recompute looks at a batch once more; what it left on the copies was added to the next gradient."""
+    recompute_gradients(each, shared_batch(each, batch()))
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "change"), [(network, 2, doubled), (Tempered, 3, cooled), (network, 2, computed_again)]
+)
+def test_copies_begin_each_update_as_the_model_is(model, count, change):
+    one, many = learner({"use": "single"}, model()), learner({"use": "replicas", "count": count}, model())
+    for each in (one, many):
+        each.train_batch(batch())
+        change(each)
+    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+    assert found == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -107,16 +114,6 @@ def test_every_copy_is_the_program_of_a_compiled_model():
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     many = learner({"use": "replicas"}, plain, compile=True)
     assert all(is_compiled(model) for model in many.runner.parallel_model._replicas)
-
-
-def test_gradients_that_are_computed_again_leave_nothing_on_a_copy():
-    """guard.recompute looks at a batch once more; what it left on the copies was added to the next gradient."""
-    one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
-    for each in (one, many):
-        each.train_batch(batch())
-        recompute_gradients(each, shared_batch(each, batch()))
-    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
-    assert found == pytest.approx(alone, rel=1e-5)
 
 
 def test_statistics_are_the_mean_of_the_copies_and_batch_norm_is_named():

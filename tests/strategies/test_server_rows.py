@@ -12,7 +12,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from tests import parity
 from tests.house.training import build_trainer
-from tests.parity import weights
+from tests.parity import assert_same_weights
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -72,11 +72,9 @@ def assert_equal(folder: Path, ranks: int, servers: int, optimizer: str) -> list
     for whole, by_rows in results:
         assert whole["rows"] == by_rows["rows"] and whole["held_out"] == by_rows["held_out"]
         np.testing.assert_allclose(by_rows["rows"], one["rows"], rtol=1e-5)
-    expected, saved, alone = (weights(each["saved"]) for each in (*results[0], one))
-    assert expected.keys() == saved.keys() == alone.keys()
-    for name, value in expected.items():
-        assert np.array_equal(value, saved[name]), name
-        np.testing.assert_allclose(saved[name], alone[name], atol=2e-5, err_msg=name)
+    expected, saved = (each["saved"] for each in results[0])
+    assert_same_weights(saved, expected)
+    assert_same_weights(saved, one["saved"], 2e-5)
     return [tuple(result) for result in results]
 
 
@@ -110,8 +108,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     run_ranks(parity.train, 3, str(tmp_path / "cut"), by_rows, "4 steps", timeout=300)
     resumed = run_ranks(parity.train, 3, str(tmp_path / "cut"), by_rows, resume=True, timeout=300)
     assert once[0]["rows"][4:] == resumed[0]["rows"]
-    first, second = weights(once[0]["saved"]), weights(resumed[0]["saved"])
-    assert all(np.array_equal(value, second[name]) for name, value in first.items())
+    assert_same_weights(resumed[0]["saved"], once[0]["saved"])
 
 
 def watch(folder: str) -> Found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from PIL import Image
 
 from paddle_dp.checkpoint import load, newest
 from paddle_dp.datasets.digits import Config as Digits
-from paddle_dp.launch.command import Job
-from tests.jobs import run_in_forks
+from tests.house.runs import events
+from tests.jobs import train_in_forks
 
 STEPS = 24
 RECIPE = """
@@ -52,26 +51,16 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train(recipe: Path, out: Path, ranks: int, *overrides: str, resume: str | None = None) -> None:
-    job = Job(recipe=recipe, ranks=ranks, output_dir=out, overrides=overrides, resume=resume)
-    assert run_in_forks(job) == 0
-
-
-def rows(run: Path, event: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row for row in lines if row["event"] == event]
-
-
 def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in rows(run, "step")]
+    return [row["loss"] for row in events(run, "step")]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_ranks_see_one_process_pictures_and_a_resume_goes_on_bit_by_bit(recipe: Path, tmp_path: Path) -> None:
-    train(recipe, tmp_path / "1", 1)
-    train(recipe, tmp_path / "2", 2, "loader.num_workers=2")
-    train(recipe, tmp_path / "3", 3, "loader.num_workers=1")
+    train_in_forks(recipe, tmp_path / "1", 1)
+    train_in_forks(recipe, tmp_path / "2", 2, "loader.num_workers=2")
+    train_in_forks(recipe, tmp_path / "3", 3, "loader.num_workers=1")
     alone, held_out = losses(tmp_path / "1"), json.loads((tmp_path / "1/evaluation.json").read_text())
     assert len(alone) == STEPS and alone[-1] < alone[0]
     for ranks in ("2", "3"):
@@ -82,7 +71,7 @@ def test_ranks_see_one_process_pictures_and_a_resume_goes_on_bit_by_bit(recipe: 
     for cut in (14, 21):  # an epoch has ten batches
         out = tmp_path / f"resumed{cut}"
         saved = tmp_path / "2" / "checkpoints" / f"step-{cut:08d}"
-        train(recipe, out, 2, "loader.num_workers=1", resume=str(saved))
+        train_in_forks(recipe, out, 2, "loader.num_workers=1", resume=str(saved))
         assert losses(out) == losses(tmp_path / "2")[cut:]
         one, other = (load(newest(run / "checkpoints")) for run in (out, tmp_path / "2"))
         assert one.state["progress"] == other.state["progress"] and one.state["progress"]["step"] == STEPS

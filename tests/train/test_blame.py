@@ -30,6 +30,7 @@ from paddle_dp.train import Callback
 from paddle_dp.train.state import optimizer_states
 from tests.assembly.test_script import Two
 from tests.house import datasets as house
+from tests.house.runs import events
 from tests.ranks import run_ranks
 
 NAN, INF = float("nan"), float("inf")
@@ -218,7 +219,7 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
     assert "of the held-out data, read by the evaluation, has inputs that are not finite" in said
     assert checkpoints.best(tmp_path / "run" / "checkpoints") is None and steps(tmp_path / "run") == [4]
     assert "step-00000004: resume=True continues from it" in said
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = events(tmp_path / "run")
     assert [row["event"] for row in rows[-3:]] == ["evaluated", "saved", "failed"] and rows[-3][
         "loss"
     ] is None

@@ -29,7 +29,9 @@ from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard
 from paddle_dp.units import Sigmas
-from tests import parity
+from tests.house.runs import events, saved_bits
+from tests.house.training import build_trainer
+from tests.parity import assert_same_weights
 from tests.ranks import run_ranks
 from tests.train.poisoned import Images
 
@@ -128,15 +130,8 @@ def test_in_python_it_is_read_as_in_a_recipe(tmp_path):
 
 def model() -> nn.Layer:
     paddle.seed(5)
-    return nn.Sequential(
-        nn.Conv2D(1, 4, 3),
-        nn.BatchNorm2D(4),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(144, 8),
-        nn.Tanh(),
-        nn.Linear(8, 4),
-    )
+    convolution = [nn.Conv2D(1, 4, 3), nn.BatchNorm2D(4), nn.Tanh(), nn.Flatten()]
+    return nn.Sequential(*convolution, nn.Linear(144, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
 def schedule() -> Any:
@@ -155,17 +150,6 @@ def trainer(folder: Path, bad: Any = (BAD,), data: Any = None, callbacks: Any = 
         train=data or Images(30, bad), batch=BATCH, seed=3, folder=folder, schedule=schedule(), optimizer=optimizer,
         callbacks=saving if callbacks is None else callbacks, **how,
     )  # fmt: skip
-
-
-def lines(folder: Path, event: str) -> list[dict[str, Any]]:
-    read = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in read if line["event"] == event]
-
-
-def held(folder: Path) -> dict[str, bytes]:
-    """The bits of weights, statistics and optimizer states in the newest checkpoint."""
-    found = load(newest(folder / "checkpoints"))
-    return {name: found.read(name).tobytes() for name in found.names}
 
 
 def in_plain_paddle() -> dict[str, np.ndarray]:
@@ -192,7 +176,7 @@ def test_skipped_it_is_as_if_the_batch_had_not_been(tmp_path, capsys):
         np.testing.assert_allclose(
             dict(done.learner.placed.state())[name].numpy(), value, rtol=2e-6, err_msg=name
         )
-    refused = lines(tmp_path, "refused")
+    refused = events(tmp_path, "refused")
     assert [line["step"] for line in refused] == steps_of(BAD)
     for line in refused:
         assert (
@@ -209,8 +193,8 @@ def test_gone_back_it_is_the_same_as_skipped(tmp_path, capsys):
     """Bit by bit, for here the weights were good before; also where a checkpoint did not exist yet."""
     trainer(tmp_path / "skip").fit()
     trainer(tmp_path / "rewind", guard={"non_finite": "rewind"}).fit()
-    assert held(tmp_path / "rewind") == held(tmp_path / "skip")
-    assert lines(tmp_path / "rewind", "step") == [] or len(lines(tmp_path / "rewind", "step")) == 1
+    assert saved_bits(tmp_path / "rewind") == saved_bits(tmp_path / "skip")
+    assert events(tmp_path / "rewind", "step") == [] or len(events(tmp_path / "rewind", "step")) == 1
     state = load(newest(tmp_path / "rewind/checkpoints")).state
     late = [step for step in steps_of(BAD) if step > 3]
     assert state["guard"]["left_out"] == [list(divmod(step - 1, SAMPLER.batches)) for step in late]
@@ -257,7 +241,7 @@ def test_a_bad_sample_of_any_micro_batch_is_named(dtype):
 def test_after_a_rewind_each_step_stands_once_in_the_metrics(tmp_path):
     saving = [{"use": "metrics", "every": "1 step"}, {"use": "checkpoint", "every": "3 steps"}]
     trainer(tmp_path, guard={"non_finite": "rewind"}, callbacks=saving).fit()
-    assert [line["step"] for line in lines(tmp_path, "step")] == sorted(
+    assert [line["step"] for line in events(tmp_path, "step")] == sorted(
         set(range(1, 13)) - set(steps_of(BAD))
     )
 
@@ -311,7 +295,7 @@ def test_a_loss_far_above_those_before_is_skipped(tmp_path):
     trainer(
         tmp_path, data=Images(240, (), (far,)), net=net, length="60 steps", guard=guard, callbacks=["metrics"]
     ).fit()
-    refused = lines(tmp_path, "refused")
+    refused = events(tmp_path, "refused")
     assert [line["step"] for line in refused] == [26, again]
     assert all("is a spike: 5 sigma above" in line["why"] and line["loss"] > 2 for line in refused)
     assert not any(line["first"] for line in refused)
@@ -362,7 +346,7 @@ def train(folder: str, strategy: str, action: str, until: str = "12 steps") -> s
     """In every rank: trains from the newest checkpoint, if there is one. The newest checkpoint then."""
     folder_of_checkpoints = Path(folder) / "checkpoints"
     resume = bool(checkpoints(folder_of_checkpoints))
-    parity.built(RECIPE.format(strategy=strategy, action=action), folder, resume=resume).fit(until)
+    build_trainer(RECIPE.format(strategy=strategy, action=action), folder, resume=resume).fit(until)
     return str(newest(folder_of_checkpoints))
 
 
@@ -376,18 +360,15 @@ def alone(tmp_path_factory):
 
 def assert_same(many: Path, one: Path) -> None:
     ours, theirs = (
-        {line["step"]: [line["loss"], line["gradient_norm"]] for line in lines(run, "step")}
+        {line["step"]: [line["loss"], line["gradient_norm"]] for line in events(run, "step")}
         for run in (many, one)
     )
     assert ours.keys() == theirs.keys() == set(range(1, 13)) - set(steps_of(BAD))
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
-    assert {line["sample"] for line in lines(many, "refused") if not line["again"]} == {
+    assert {line["sample"] for line in events(many, "refused") if not line["again"]} == {
         f"sample {BAD} has inputs that are not finite"
     }
-    mine, alones = (parity.weights(str(newest(run / "checkpoints"))) for run in (many, one))
-    assert mine.keys() == alones.keys()
-    for name, value in alones.items():
-        np.testing.assert_allclose(mine[name], value, atol=2e-5, err_msg=name)
+    assert_same_weights(*(str(newest(run / "checkpoints")) for run in (many, one)), atol=2e-5)
 
 
 LAYOUTS = {
@@ -440,7 +421,7 @@ def test_killed_between_a_rewind_and_the_next_checkpoint_it_goes_on_bit_by_bit(t
     )
     deadline = time.monotonic() + 60
     while not (out / "metrics.jsonl").exists() or all(
-        line["action"] != "rewind" for line in lines(out, "refused")
+        line["action"] != "rewind" for line in events(out, "refused")
     ):
         assert job.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
@@ -449,6 +430,8 @@ def test_killed_between_a_rewind_and_the_next_checkpoint_it_goes_on_bit_by_bit(t
     job.wait()
     assert load(newest(out / "checkpoints")).state["progress"]["step"] < 100
     subprocess.run(command(out, "--resume"), capture_output=True, timeout=120, env=environment, check=True)
-    assert held(out) == held(tmp_path / "whole")
-    ours, theirs = ([[x["step"], x["loss"]] for x in lines(run, "step")] for run in (out, tmp_path / "whole"))
+    assert saved_bits(out) == saved_bits(tmp_path / "whole")
+    ours, theirs = (
+        [[x["step"], x["loss"]] for x in events(run, "step")] for run in (out, tmp_path / "whole")
+    )
     assert ours == theirs

@@ -9,13 +9,14 @@ from typing import Any
 import paddle
 import pytest
 
-from paddle_dp.checkpoint import checkpoints, load
+from paddle_dp.checkpoint import load, newest
 from paddle_dp.errors import ProcessorError, UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback
 from paddle_dp.train.processors import ProcessorFault, groups, judge
 from paddle_dp.units import Every
+from tests.house.runs import saved_bits
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 from tests.train.test_guard import trainer
@@ -106,10 +107,8 @@ def test_one_process_finds_what_is_wrong_now_and_then(tmp_path):
 
 
 def held(run: Path) -> dict[str, bytes]:
-    found = load(checkpoints(run / "checkpoints")[-1])
-    return {name: found.read(name).tobytes() for name in found.names} | {
-        "rng": str(found.rank_state(0)).encode()
-    }
+    generators = load(newest(run / "checkpoints")).rank_state(0)
+    return saved_bits(run) | {"rng": str(generators).encode()}
 
 
 def test_looking_changes_nothing(tmp_path):
@@ -194,17 +193,9 @@ def test_a_rank_that_computes_wrong_is_outvoted(tmp_path, strategy):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_of_two_ranks_one_that_is_wrong_once_is_named_and_one_that_always_is_is_one_of_two(tmp_path):
+    guard = "guard.recompute=every 4 steps"
     once, always = (
-        run_ranks(
-            train,
-            2,
-            str(tmp_path / name),
-            "{use: data_parallel}",
-            VIT,
-            "guard.recompute=every 4 steps",
-            1,
-            calls,
-        )
+        run_ranks(train, 2, str(tmp_path / name), "{use: data_parallel}", VIT, guard, 1, calls)
         for name, calls in (("once", [2]), ("always", None))
     )
     assert re.match(r"after step 4: rank 1 \(.*\) computed something else at the second time", once[0]), once

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.house.training import build_trainer
-from tests.parity import recorded, weights
+from tests.parity import assert_same_weights, recorded
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -95,9 +95,7 @@ def learned(
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["rows"] == other["rows"] and one["numbers"] == other["numbers"]
-    ours, theirs = weights(one["saved"]), weights(other["saved"])
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert_same_weights(one["saved"], other["saved"])
 
 
 @pytest.mark.long
