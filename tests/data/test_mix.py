@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.batch import leaves, mapped
+from paddle_dp.batch import mapped
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.mix import Mixture, draw, mixed
 from paddle_dp.errors import DataError, LossError
@@ -17,6 +17,7 @@ from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.margin_softmax import Config as MarginSoftmax
 from paddle_dp.recipe.schema import Mix
+from tests.house.batches import global_batches
 
 BOTH = Mix(mixup=0.5, cutmix=1.0)
 SAMPLES, BATCH, SIZE = 23, 10, 6
@@ -47,24 +48,9 @@ class Taken:
         return self.images[indices], np.stack([indices, indices % 5], 1).astype("float32")
 
 
-def batches(dataset: Any, mix: Mix | None = BOTH, start: int = 0, **settings: Any) -> list[list[np.ndarray]]:
-    """By global batch of two epochs: its arrays, from all data ranks in the order of their micro-batches."""
-    dp_size, micro_batches = settings.pop("dp_size", 1), settings.pop("micro_batches", 1)
-    by_batch: dict[tuple[int, int], dict[tuple[int, int], Any]] = {}
-    for dp_rank in range(dp_size):
-        sampler = Sampler(SAMPLES, BATCH, dp_rank, dp_size, seed=3, micro_batches=micro_batches)
-        with Loader(dataset, sampler, mix=mix, **settings) as loader:
-            for epoch in range(2):
-                for batch in loader.read(epoch, start):
-                    rows = by_batch.setdefault((epoch, batch.index), {})
-                    for micro_batch in batch.micro_batches:
-                        if micro_batch.samples:
-                            arrays = leaves((micro_batch.inputs, micro_batch.targets))
-                            rows[micro_batch.first, dp_rank] = [array.numpy() for array in arrays]
-    return [
-        [np.concatenate(arrays) for arrays in zip(*(rows[at] for at in sorted(rows)), strict=True)]
-        for rows in by_batch.values()
-    ]
+def batches(dataset: Any, mix: Mix | None = BOTH, **settings: Any) -> list[list[np.ndarray]]:
+    sampler = Sampler(SAMPLES, BATCH, seed=3, micro_batches=settings.pop("micro_batches", 1))
+    return global_batches(dataset, sampler, mix=mix, **settings)
 
 
 ALONE = {kind: batches(kind()) for kind in (Images, Taken)}

@@ -57,10 +57,7 @@ def test_names_stand_alone_too(root: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "images/a.png",
-            r"train_list.txt:2: 'images/a.png' is not a path, a space and the number of one class",
-        ),
+        ("images/a.png", "txt:2: 'images/a.png' is not a path, a space and the number of one class"),
         ("images/a.png 0,1,0", "is not a path, a space and the number"),
         ("images/a.png -1", "is not a path, a space and the number"),
         ("images/a.png\t1", "dataset.separator: space, tab or comma"),
@@ -71,7 +68,7 @@ def test_names_stand_alone_too(root: Path) -> None:
 )
 def test_a_line_of_another_form_is_named(root: Path, line: str, message: str) -> None:
     (root / "train_list.txt").write_text(f"images/a.png 0\n{line}\n")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"train_list.*{message}"):
         config(root).build("train")
 
 
@@ -145,11 +142,6 @@ def test_other_labels_are_named_by_their_line(root: Path, line: str) -> None:
         labelled(root, "0,1,1", line).build("train")
 
 
-def test_a_comma_cannot_stand_before_labels_too(root: Path) -> None:
-    with pytest.raises(ValueError, match="separator: a comma stands between labels"):
-        config(root, separator="comma", labels=3)
-
-
 # --- images that are not square
 
 
@@ -202,6 +194,7 @@ def test_every_image_may_be_erased(root: Path) -> None:
         ({"fit": "stretch", "resize": None, "crop": (0.5, 1.0)}, "stretch takes whole images"),
         ({"pad": 2}, "pad: of fit: stretch"),
         ({"test_size": (30, 30)}, "resize: 20 is less than the size 30"),
+        ({"separator": "comma", "labels": 3}, "separator: a comma stands between labels"),
     ],
 )
 def test_settings_without_effect_are_refused(root: Path, settings: dict[str, Any], problem: str) -> None:

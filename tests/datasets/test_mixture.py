@@ -35,6 +35,7 @@ from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
 from paddle_dp.part import read_part
 from paddle_dp.recipe import LoaderSettings, read_recipe
 from paddle_dp.recipe.schema import Pad
+from tests.house.batches import global_batches
 from tests.house.datasets import InMemory, Noisy, Numbers
 from tests.house.training import build_trainer
 from tests.parity import assert_same, train, truth
@@ -198,36 +199,21 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_again() -> None:
     data = mixed(Noisy)
     order = data.epoch_order(0, 0)
     inputs, targets = read_samples(data, order, 0, 0)
-    repeated = [
-        noise
-        for noise, target, n in zip(inputs, targets, sources_of(data, order), strict=True)
-        if n and not target
-    ]
+    rows = zip(inputs, targets, sources_of(data, order), strict=True)
+    repeated = [noise for noise, target, source in rows if source and not target]
     assert len(repeated) > 2 and len({tuple(noise.tolist()) for noise in repeated}) == len(repeated)
 
 
 # --- the loader
 
 
-def batches(data: Any, start: int = 0, epochs: int = 2, **settings: Any) -> list[np.ndarray]:
-    """The inputs and targets of each global batch, from all data ranks in the order of their micro-batches."""
-    dp_size, micro_batches = settings.pop("dp_size", 1), settings.pop("micro_batches", 1)
-    pieces: dict[tuple[int, int], dict[tuple[int, int], np.ndarray]] = {}
-    for dp_rank in range(dp_size):
-        sampler = Sampler.for_dataset(data, BATCH, seed=3, micro_batches=micro_batches)
-        sampler = type(sampler)(**{**vars(sampler), "dp_rank": dp_rank, "dp_size": dp_size})
-        with Loader(data, sampler, **settings) as loader:
-            for epoch in range(epochs):
-                for batch in loader.read(epoch, start):
-                    for each in batch.micro_batches:
-                        if each.samples:
-                            rows = [
-                                each.inputs.numpy().reshape(each.samples, -1),
-                                each.targets.numpy()[:, None],
-                            ]
-                            piece = np.concatenate(rows, axis=1)
-                            pieces.setdefault((epoch, batch.index), {})[each.first, dp_rank] = piece
-    return [np.concatenate([rows[at] for at in sorted(rows)]) for rows in pieces.values()]
+def batches(data: Any, micro_batches: int = 1, **settings: Any) -> list[np.ndarray]:
+    """The inputs and targets of each global batch."""
+    sampler = Sampler.for_dataset(data, BATCH, seed=3, micro_batches=micro_batches)
+    return [
+        np.concatenate([inputs.reshape(len(inputs), -1), targets[:, None]], axis=1)
+        for inputs, targets in global_batches(data, sampler, **settings)
+    ]
 
 
 @pytest.mark.parametrize("kind", [Numbers, Noisy, InMemory])
@@ -331,9 +317,8 @@ def test_one_changed_sample_of_a_small_data_set_changes_the_fingerprint() -> Non
             return inputs + (index == 2), target
 
     def of(small: Any, weights: tuple[float, float] = (0.7, 0.3)) -> dict[str, str]:
-        return fingerprint(
-            InterleavedSamples({"a": Numbers(100), "b": small}, weights, until="first_exhausted"), 1
-        )
+        data = InterleavedSamples({"a": Numbers(100), "b": small}, weights, until="first_exhausted")
+        return fingerprint(data, 1)
 
     plain = of(Numbers(4))
     assert of(Numbers(4)) == plain and of(Changed(4)) != plain
@@ -358,16 +343,11 @@ def classified(classes: Any) -> Numbers:
 
 
 def test_classes_are_the_same_or_those_of_the_larger_list() -> None:
-    assert Concatenated({"a": classified(("x", "y")), "b": classified(("x", "y", "z"))}).classes == (
-        "x",
-        "y",
-        "z",
-    )
-    assert not hasattr(Concatenated({"a": classified(("x", "y")), "b": Numbers(2)}), "classes")
+    few, more = classified(("x", "y")), classified(("x", "y", "z"))
+    assert Concatenated({"a": few, "b": more}).classes == ("x", "y", "z")
+    assert not hasattr(Concatenated({"a": few, "b": Numbers(2)}), "classes")
     with pytest.raises(UsageError, match="b and c have different classes: number 1 is 'dog' and 'y'"):
-        Concatenated(
-            {"a": classified(("x",)), "b": classified(("x", "dog")), "c": classified(("x", "y", "z"))}
-        )
+        Concatenated({"a": classified(("x",)), "b": classified(("x", "dog")), "c": more})
 
 
 def test_other_tokenizers_are_refused() -> None:
@@ -393,6 +373,11 @@ loss: {use: cross_entropy}
 optimizer: {use: adamw}
 train: {length: 1 epochs, batch: 10}
 """
+
+
+def read(folder: Path, *words: str) -> Any:
+    (folder / "r.yaml").write_text(RECIPE)
+    return read_recipe(folder / "r.yaml", words, tries=False)
 
 
 def mistakes(folder: Path, *lines: str) -> list[str]:
@@ -430,30 +415,23 @@ def test_a_mistake_in_a_source_has_its_line_and_the_near_miss(tmp_path: Path) ->
 
 @pytest.mark.parametrize("sources", ["[]", "digits", "{use: digits, weight: 1}", "null"])
 def test_sources_that_are_no_list_show_one(tmp_path: Path, sources: str) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(RECIPE)
     with pytest.raises(
-        RecipeError, match=r"dataset\.sources: needs a list of data sets with weights, such as \[\{use"
+        RecipeError, match=r"sources: needs a list of data sets with weights, such as \[\{use"
     ):
-        read_recipe(path, [f"dataset.sources={sources}"], tries=False)
+        read(tmp_path, f"dataset.sources={sources}")
 
 
 def test_a_recipe_is_written_as_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(RECIPE)
-    recipe = read_recipe(path, ["dataset.sources.0.weight=2"], tries=False)
-    written = recipe.dataset.settings
+    written = read(tmp_path, "dataset.sources.0.weight=2").dataset.settings
     assert [source["weight"] for source in written["sources"]] == [2.0, 0.3]
     assert read_part("datasets", written).settings == written
     assert written["sources"][1]["held_out"] == 0.3 and "reading" not in written["sources"][0]
 
 
 def test_the_code_of_each_source_belongs_to_the_run_and_the_first_has_the_length(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(RECIPE)
     inner = "{use: mixture, weight: 1, sources: [{use: tests.datasets.test_mixture.Drawn, weight: 1}]}"
     words = [f"dataset.sources.1={inner}", "dataset.sources.0={use: random_tokens, length: 24, weight: 1}"]
-    recipe = read_recipe(path, words, tries=False)
+    recipe = read(tmp_path, *words)
     assert "code of datasets tests.datasets.test_mixture.Drawn" in recipe_code(recipe)
     assert recipe.dataset.config.length == 24
 
@@ -475,12 +453,8 @@ def test_without_weights_an_epoch_has_each_sample_once_and_every_batch_its_share
         assert len(order) == 100 and len({data.name_of(index) for index in order}) == 100
         firsts = [sum("sources.0" in data.name_of(index) for index in order[:k]) for k in range(101)]
         assert all(abs(count - k / 4) < 1 for k, count in enumerate(firsts))
-    assert (
-        "weight"
-        not in read_part("datasets", {"use": "mixture", "sources": [{"use": "digits"}]}).settings["sources"][
-            0
-        ]
-    )
+    alone = read_part("datasets", {"use": "mixture", "sources": [{"use": "digits"}]})
+    assert "weight" not in alone.settings["sources"][0]
 
 
 def test_check_and_train_refuse_a_source_that_the_loss_does_not_take(tmp_path: Path) -> None:
@@ -514,11 +488,11 @@ train: {{length: 8 steps, batch: 4}}
 
 
 def test_an_error_of_a_data_set_names_its_key(tmp_path: Path) -> None:
-    good = {"use": "digits", "weight": 1}
+    absent = {"use": "text_files", "path": str(tmp_path / "nowhere"), "weight": 1}
     with pytest.raises(DataError, match=r"^dataset\.sources\.1\.path: .*nowhere does not exist"):
-        config(good, {"use": "text_files", "path": str(tmp_path / "nowhere"), "weight": 1}).build("train")
+        config({"use": "digits", "weight": 1}, absent).build("train")
     with pytest.raises(
-        DataError, match=r"dataset\.sources\.0\.path is not given: .* \(dataset\.sources\.0\.path=/where"
+        DataError, match=r"sources\.0\.path is not given: .* \(dataset\.sources\.0\.path=/where"
     ):
         config({"use": "image_folder", "weight": 1}).build("train")
 

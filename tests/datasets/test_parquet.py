@@ -24,7 +24,6 @@ from paddle_dp.errors import DataError, InstallError
 from paddle_dp.recipe import LoaderSettings
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.units import Bytes
-from tests.house.resumed import assert_learned_on_any_ranks
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'paddle_dp[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -177,18 +176,25 @@ def test_labels_are_class_numbers(tmp_path: Path, labels: list[Any], problem: st
         images(tmp_path).build("train")
 
 
-def test_columns_and_kinds_are_refused_at_the_door(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "column image is string, not the bytes of image files.*image_list"),
+        ({"image": "img"}, r"no column 'img'; it has image, label\..*dataset\.image=…"),
+        ({"label": "y"}, r"no column 'y'.*dataset\.label=…"),
+        (
+            {"train": "val-*.parquet"},
+            r"dataset\.train: .*val-\*\.parquet does not exist; .* has cache, train-0",
+        ),
+    ],
+)
+def test_columns_and_kinds_are_refused_at_the_door(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
     write(tmp_path / "train-0.parquet", {"image": ["a.jpg"], "label": [0]})
-    with pytest.raises(DataError, match=r"column image is string, not the bytes of image files.*image_list"):
-        images(tmp_path).build("train")
-    with pytest.raises(DataError, match=r"no column 'img'; it has image, label\..*dataset\.image=…"):
-        images(tmp_path, image="img").build("train")
-    with pytest.raises(DataError, match=r"no column 'y'.*dataset\.label=…"):
-        images(tmp_path, label="y").build("train")
-    with pytest.raises(
-        DataError, match=r"dataset\.train: .*val-\*\.parquet does not exist; .* has cache, train-0"
-    ):
-        images(tmp_path, train="val-*.parquet").build("train")
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    with pytest.raises(DataError, match=said):
+        images(tmp_path, **settings).build("train")
 
 
 # --- arrays
@@ -247,19 +253,19 @@ def test_tokens_of_unequal_lengths_are_padded(tmp_path: Path) -> None:
         ([1.0, 1.5], "int64", r"has 1\.5, which is no finite number of int64.*dataset\.dtype=float32"),
         (["a", "b"], "float32", r"column inputs is string, not numbers"),
         ([[[1], [2, 3]], [[1], [2, 3]]], "float32", r"the nested lists of column inputs differ in length"),
+        (
+            None,
+            "float32",
+            "column target has 9223372036854775809",
+        ),  # an unsigned number does not become negative
     ],
 )
 def test_numbers_are_never_changed_in_silence(tmp_path: Path, column: Any, dtype: Any, problem: str) -> None:
-    write(tmp_path / "train-0.parquet", {"inputs": column, "target": [0, 1]})
+    target = np.array([0, 1 if column else 2**63 + 1], np.uint64)
+    write(tmp_path / "train-0.parquet", {"inputs": column or [1.0, 2.0], "target": target})
     config = parquet_arrays.Config(path=str(tmp_path), dtype=dtype, cache=str(tmp_path / "c"))
     with pytest.raises(DataError, match=rf"train-0\.parquet, row group 0: .*{problem}"):
         config.build("train")[0]
-
-
-def test_unsigned_numbers_do_not_become_negative(tmp_path: Path) -> None:
-    write(tmp_path / "train-0.parquet", {"inputs": [1.0, 2.0], "target": np.array([0, 2**63 + 1], np.uint64)})
-    with pytest.raises(DataError, match="column target has 9223372036854775809"):
-        parquet_arrays.Config(path=str(tmp_path), cache=str(tmp_path / "c")).build("train")[0]
 
 
 # --- order, memory, ranks
@@ -319,29 +325,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
         parquet_arrays.Config(path=str(tmp_path), cache=str(tmp_path / "cache")).build("train")
     with pytest.raises(InstallError, match=r"paddle_dp\[parquet\]"):
         text_files.Config(path=str(tmp_path / "train-0.parquet")).build("train")
-
-
-RECIPE = """
-model: {{use: convnet, classes: 3, channels: 3, widths: [4]}}
-dataset: {{use: parquet_images, path: {path}, size: 16, resize: 20, augment: trivial, memory: 40 KB, cache: {path}/c}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-loader: {{num_workers: 1}}
-train: {{length: 20 steps, batch: 4, micro_batches: 2}}
-callbacks: [{{use: checkpoint, every: 100 steps}}]
-"""
-
-
-@pytest.mark.long
-@pytest.mark.processes
-def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_another_number(
-    tmp_path: Path, save_image: Callable[..., Path]
-) -> None:
-    contents = make(tmp_path, save_image)
-    assert (
-        max(map(len, contents)) * GROUP > 3 * 1024 / 2
-    )  # a window has a group, and an epoch of 9 steps many
-    assert_learned_on_any_ranks(RECIPE.format(path=tmp_path), tmp_path, 20, 14)
 
 
 def test_an_image_that_is_null_is_named(tmp_path: Path) -> None:
