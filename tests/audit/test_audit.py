@@ -92,14 +92,8 @@ def test_an_honest_script_is_not_blamed(tmp_path):
     assert (status, report["findings"], report["failure"]) == (0, [], "")
     assert "4 parameters in updates 1, 3" in report["looked_at"]["gradients"]
     assert report["steps"] == 6  # two and the last, in each of two epochs
-    assert set(report["looked_at"]) == {
-        "samples",
-        "weights",
-        "gradients",
-        "BatchNorm",
-        "randomness",
-        "evaluation",
-    }
+    looked_at = {"samples", "weights", "gradients", "BatchNorm", "randomness", "evaluation"}
+    assert set(report["looked_at"]) == looked_at
     apart = re.search(r"same samples: (\S+) apart", report["looked_at"]["gradients"])
     assert apart and float(apart[1]) < 1e-6
     assert not list(tmp_path.iterdir())  # the script writes nothing, and neither does the audit
@@ -118,15 +112,12 @@ def test_the_documentations_resnet(tmp_path):
     shared = rows["samples-not-shared"]
     assert shared["where"].endswith(line("documentation_resnet.py", "loader = DataLoader("))
     assert "draws from all 20 samples: an epoch reads each 2 times" in shared["what"]
-    first = [
-        list(map(int, batch.split(", ")))
-        for batch in re.findall(r"rank \d \[([\d, ]+)\]", shared["evidence"])
-    ]
+    batches = re.findall(r"rank \d \[([\d, ]+)\]", shared["evidence"])
+    first = [list(map(int, batch.split(", "))) for batch in batches]
     assert [len(set(batch)) for batch in first] == [4, 4]
     assert shared["evidence"].endswith(f"in both: {len(set(first[0]) & set(first[1]))}")
-    norms = sum(
-        isinstance(layer, paddle.nn.BatchNorm2D) for layer in paddle.vision.models.resnet18().sublayers()
-    )
+    layers = paddle.vision.models.resnet18().sublayers()
+    norms = sum(isinstance(layer, paddle.nn.BatchNorm2D) for layer in layers)
     assert rows["batchnorm-local"]["what"].startswith(f"{norms} BatchNorm layers")
 
 
@@ -158,10 +149,8 @@ def test_a_fleet_script(tmp_path):
     assert status == 1 and set(rows) == {"order-repeats", "evaluation-repeats", "same-masks"}
     order = shares(30, 5, shuffle=True)
     assert order == shares(30, 5, shuffle=True)  # a new sampler's order, as the script makes it in each epoch
-    assert (
-        f"[{', '.join(map(str, [i for batch in order[0] for i in batch][:6]))}, …]"
-        in rows["order-repeats"]["evidence"]
-    )
+    first = [index for batch in order[0] for index in batch][:6]
+    assert f"[{', '.join(map(str, first))}, …]" in rows["order-repeats"]["evidence"]
     held_out = [index for rank in shares(9, 4) for batch in rank for index in batch]
     twice = [index for index in range(9) if held_out.count(index) > 1]
     assert rows["evaluation-repeats"]["evidence"] == f"{len(held_out) - 9} read too many: {twice[0]}"

@@ -15,11 +15,13 @@ from paddle_dp.callbacks.checkpoint import Config
 from paddle_dp.errors import UsageError
 from paddle_dp.train import Callback, Run
 from paddle_dp.units import Every
-from tests.callbacks.moments import At, Found, saved_steps
+from tests.callbacks.moments import At, Found, best_step, saved_steps
+
+Built, Tell = Callable[..., Callback], Callable[..., None]
 
 
 @pytest.fixture
-def built(run: Run, at: At) -> Callable[..., Callback]:
+def built(run: Run, at: At) -> Built:
     """The callback, started after step `begin`; the trainer's snapshot is of the step it is asked at."""
 
     def build(begin: int = 0, resumed: Any = None, **config: Any) -> Callback:
@@ -32,7 +34,7 @@ def built(run: Run, at: At) -> Callable[..., Callback]:
 
 
 @pytest.fixture
-def tell(at: At, trainer: SimpleNamespace) -> Callable[..., None]:
+def tell(at: At, trainer: SimpleNamespace) -> Tell:
     def told(callback: Callback, name: str, step: int, *what: Any) -> None:
         trainer.step = step
         getattr(callback, name)(at(name, step), *what)
@@ -41,7 +43,7 @@ def tell(at: At, trainer: SimpleNamespace) -> Callable[..., None]:
 
 
 def test_the_newest_few_stay_and_every_save_is_told(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], trainer: SimpleNamespace
+    run: Run, built: Built, tell: Tell, trainer: SimpleNamespace
 ) -> None:
     callback = built(keep=2)
     for step in (4, 8, 12):
@@ -50,7 +52,7 @@ def test_the_newest_few_stay_and_every_save_is_told(
     assert trainer.asked == [("saved", run.folder / f"checkpoints/step-{s:08d}") for s in (4, 8, 12)]
 
 
-def test_the_end_is_saved_once(run: Run, built: Callable[..., Callback], tell: Callable[..., None]) -> None:
+def test_the_end_is_saved_once(run: Run, built: Built, tell: Tell) -> None:
     callback = built()
     tell(callback, "epoch", 4)
     tell(callback, "end", 4)
@@ -61,22 +63,19 @@ def test_the_end_is_saved_once(run: Run, built: Callable[..., Callback], tell: C
 
 @pytest.mark.parametrize("first", ["epoch", "evaluated"])
 def test_the_best_is_the_evaluated_step_whatever_is_told_first(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found, first: str
+    run: Run, built: Built, tell: Tell, found: Found, first: str
 ) -> None:
     callback = built(keep=1, best="acc1")
     for step, accuracy in ((4, 0.5), (8, 0.9), (12, 0.7), (16, 0.8)):
         moments = [("epoch",), ("evaluated", found(acc1=accuracy))]
         for name, *what in moments if first == "epoch" else reversed(moments):
             tell(callback, name, step, *what)
-    best = checkpoints.best(run.folder / "checkpoints")
-    assert best is not None and checkpoints.step_of(best) == 8
+    assert best_step(run) == 8
     assert checkpoints.best_numbers(run.folder / "checkpoints") == {"acc1": 0.9, "held_out": 8}
     assert saved_steps(run) == [8, 16]
 
 
-def test_a_best_that_is_not_due_is_saved_for_itself(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
-) -> None:
+def test_a_best_that_is_not_due_is_saved_for_itself(run: Run, built: Built, tell: Tell, found: Found) -> None:
     callback = built(every=None, best="loss")
     assert not callback.due_at_step(4) and not callback.due_at_epoch(1)
     tell(callback, "evaluated", 4, found(loss=1.0))
@@ -84,9 +83,7 @@ def test_a_best_that_is_not_due_is_saved_for_itself(
     assert saved_steps(run) == [4]
 
 
-def test_who_was_the_best_goes_at_once(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
-) -> None:
+def test_who_was_the_best_goes_at_once(run: Run, built: Built, tell: Tell, found: Found) -> None:
     callback = built(keep=1, best="acc1")
     for step, accuracy in ((4, 0.5), (8, 0.9)):
         tell(callback, "epoch", step)
@@ -95,18 +92,17 @@ def test_who_was_the_best_goes_at_once(
 
 
 def test_a_resume_knows_the_best_but_not_one_of_its_future(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
+    run: Run, built: Built, tell: Tell, found: Found
 ) -> None:
     tell(built(best="acc1"), "evaluated", 8, found(acc1=0.9))
     tell(built(begin=8, best="acc1"), "evaluated", 12, found(acc1=0.8))
     assert saved_steps(run) == [8]
     tell(built(begin=4, best="acc1"), "evaluated", 6, found(acc1=0.7))
-    best = checkpoints.best(run.folder / "checkpoints")
-    assert best is not None and checkpoints.step_of(best) == 6
+    assert best_step(run) == 6
 
 
 def test_a_resume_that_has_nothing_to_do_saves_nothing_anew(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], trainer: SimpleNamespace
+    run: Run, built: Built, tell: Tell, trainer: SimpleNamespace
 ) -> None:
     tell(built(), "end", 4)
     resumed = SimpleNamespace(folder=run.folder / "checkpoints/step-00000004")
@@ -116,27 +112,27 @@ def test_a_resume_that_has_nothing_to_do_saves_nothing_anew(
 
 
 def test_a_run_from_anothers_checkpoint_saves_its_own(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], tmp_path: Path
+    run: Run, built: Built, tell: Tell, tmp_path: Path
 ) -> None:
     resumed = SimpleNamespace(folder=tmp_path / "other/checkpoints/step-00000004")
     tell(built(begin=4, resumed=resumed), "end", 4)
     assert saved_steps(run) == [4]
 
 
-def test_steps_and_epochs_are_not_mixed_up(built: Callable[..., Callback]) -> None:
+def test_steps_and_epochs_are_not_mixed_up(built: Built) -> None:
     by_step = built(every=Every.parse("5 steps"))
     assert by_step.due_at_step(5) and not by_step.due_at_step(4) and not by_step.due_at_epoch(1)
     by_epoch = built(every=Every.parse("2 epochs"))
     assert by_epoch.due_at_epoch(2) and not by_epoch.due_at_epoch(1) and not by_epoch.due_at_step(2)
 
 
-def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Callable[..., Callback]) -> None:
+def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Built) -> None:
     with pytest.raises(UsageError, match=r"^callbacks\.checkpoint\.best: .* 'acc'\. Did you mean 'acc1'\?"):
         built(best="acc")
 
 
 def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(
-    built: Callable[..., Callback], tell: Callable[..., None], found: Found, trainer: SimpleNamespace
+    built: Built, tell: Tell, found: Found, trainer: SimpleNamespace
 ) -> None:
     trainer.evaluation_names = set  # the run holds nothing out; its script evaluates by itself
     with pytest.raises(UsageError, match=r"checkpoint\.best"):
@@ -144,16 +140,12 @@ def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_bef
 
 
 def test_the_best_of_other_held_out_samples_is_no_best(
-    run: Run,
-    built: Callable[..., Callback],
-    tell: Callable[..., None],
-    found: Found,
-    capsys: pytest.CaptureFixture[str],
+    run: Run, built: Built, tell: Tell, found: Found, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a resume with another `evaluation.samples`, acc1 1.0 on three samples stayed the best for good."""
     tell(built(best="acc1"), "evaluated", 4, found(acc1=0.9))
     tell(built(begin=4, best="acc1"), "evaluated", 8, found(acc1=0.8))
-    assert checkpoints.step_of(checkpoints.best(run.folder / "checkpoints")) == 4
+    assert best_step(run) == 4
     assert run.test_loader is not None
     object.__setattr__(run.test_loader.sampler, "samples", 3)
     callback = built(begin=8, best="acc1")
@@ -161,4 +153,4 @@ def test_the_best_of_other_held_out_samples_is_no_best(
         "step-00000004 was the best of 8 held-out samples, and 3 are evaluated now" in capsys.readouterr().err
     )
     tell(callback, "evaluated", 12, found(acc1=0.5))
-    assert checkpoints.step_of(checkpoints.best(run.folder / "checkpoints")) == 12
+    assert best_step(run) == 12

@@ -18,7 +18,7 @@ from paddle_dp.checkpoint import NotWrittenError, background, saving
 from paddle_dp.part import read_part
 from paddle_dp.train import Callback, Run
 from paddle_dp.units import Every
-from tests.callbacks.moments import At, Capture, Found, saved_steps
+from tests.callbacks.moments import At, Capture, Found, best_step, saved_steps
 
 Tell = Callable[..., None]
 
@@ -69,6 +69,13 @@ def build(run: Run, at: At, **config: Any) -> CheckpointCallback:
     return callback
 
 
+def written(callback: CheckpointCallback, is_under_way: bool = True) -> None:
+    """Waits for it: a save that waits for the one before says so, and how long that takes is the machine's matter."""
+    assert callback._writing is not None or not is_under_way
+    if callback._writing is not None:
+        callback._writing.save._thread.join()
+
+
 NUMBERS = ["seconds_stalled", "seconds_waiting", "seconds_writing"]
 
 
@@ -87,8 +94,7 @@ def test_training_goes_on_and_hears_of_it_when_it_is_there(
         tell(callback, "step", step)
     assert asked == [10, 11, 12, 14] and saved_steps(run) == [] and saves.told == []
     gate.set()
-    assert callback._writing is not None
-    callback._writing.save._thread.join()
+    written(callback)
     assert saved_steps(run) == [10] and saves.told == []
     tell(callback, "step", 18)
     assert saves.told == [("saved", 10, NUMBERS)]
@@ -141,14 +147,12 @@ def test_the_best_is_named_when_it_is_there(
     assert checkpoints.best(folder) is None
     gate.set()
     tell(callback, "step", 10)
-    best = checkpoints.best(folder)
-    assert best is not None and checkpoints.step_of(best) == 5
+    assert best_step(run) == 5
     tell(callback, "evaluated", 10, found(acc1=0.4))
     tell(callback, "step", 20)
     tell(callback, "evaluated", 20, found(acc1=0.6))  # it is being written for its step
     tell(callback, "end", 22)
-    best = checkpoints.best(folder)
-    assert best is not None and checkpoints.step_of(best) == 20
+    assert best_step(run) == 20
     assert saved_steps(run) == [20, 22]
 
 
@@ -160,12 +164,10 @@ def test_the_best_is_named_by_the_time_it_is_there(
     tell(callback, "step", 10)
     tell(callback, "evaluated", 10, found(acc1=0.5))
     gate.set()
-    assert callback._writing is not None
-    callback._writing.save._thread.join()
+    written(callback)
     assert checkpoints.best(folder) == folder / "step-00000010"
     tell(callback, "step", 20)
-    assert callback._writing is not None
-    callback._writing.save._thread.join()  # before it is known that it is the best
+    written(callback)  # before it is known that it is the best
     tell(callback, "evaluated", 20, found(acc1=0.6))
     assert checkpoints.best(folder) == folder / "step-00000020"
 
@@ -176,32 +178,21 @@ def full(*given: Any) -> Any:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
-    run: Run,
-    at: At,
-    tell: Tell,
-    saves: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    found: Found,
-    in_background: bool,
-) -> None:
+    run: Run, at: At, tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: Capture,
+    found: Found, in_background: bool,
+) -> None:  # fmt: skip
     saves.total_steps = 51
     callback = build(run, at, async_=in_background, best="acc1")
 
-    def written() -> None:
-        """A save that waits for the one before says so, and how long that takes is the machine's matter."""
-        if callback._writing is not None:
-            callback._writing.save._thread.join()
-
     tell(callback, "step", 10)
-    written()
+    written(callback, is_under_way=False)
     with monkeypatch.context() as disk:
         disk.setattr(background, "write_rank", full)
         disk.setattr(saving, "write_rank", full)
         tell(callback, "evaluated", 20, found(acc1=0.9))
-        written()
+        written(callback, is_under_way=False)
         tell(callback, "step", 30)
-        written()
+        written(callback, is_under_way=False)
         tell(callback, "step", 31)
         said = capsys.readouterr().err
         first, second = said.splitlines()
@@ -218,8 +209,7 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
     assert [row[:2] for row in saves.told] == [("saved", 10), ("failed", 20), ("failed", 30)]
     tell(callback, "evaluated", 50, found(acc1=0.8))  # the 0.9 is in no checkpoint
     tell(callback, "end", 51)
-    best = checkpoints.best(run.folder / "checkpoints")
-    assert best is not None and checkpoints.step_of(best) == 50 and saved_steps(run) == [10, 50, 51]
+    assert best_step(run) == 50 and saved_steps(run) == [10, 50, 51]
 
 
 def test_a_short_sentence_is_for_the_same_reason_in_a_row_and_the_end_promises_no_next_one(

@@ -124,20 +124,10 @@ def test_visualdl_lists_the_run_with_its_last_results(run: Run, at: At, found: F
 
 
 def test_settings_are_flat_and_of_the_types_that_visualdl_takes() -> None:
-    tree = {
-        "name": "x",
-        "model": {"use": "mlp", "hidden": [8, 8], "bias": True},
-        "loss": None,
-        "train": {"lr": 0.1},
-    }
-    flat = flat_settings(tree)
-    assert flat == {
-        "model": "mlp",
-        "model/hidden": "[8, 8]",
-        "model/bias": "yes",
-        "loss": "none",
-        "train/lr": 0.1,
-    }
+    model = {"use": "mlp", "hidden": [8, 8], "bias": True}
+    flat = flat_settings({"name": "x", "model": model, "loss": None, "train": {"lr": 0.1}})
+    of_model = {"model": "mlp", "model/hidden": "[8, 8]", "model/bias": "yes"}
+    assert flat == {**of_model, "loss": "none", "train/lr": 0.1}
     assert not any("." in name for name in flat)  # a column of that name stays empty
 
 
@@ -149,15 +139,8 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: At) -> N
     np.random.seed(3)
     started(run, at("start", 0), images=5)
     assert np.random.rand() == expected
-    tags = dp_rank(run).get_tags()["image"]
-    assert sorted(tags) == [
-        "mesh",
-        "samples/0 dark",
-        "samples/1 dark",
-        "samples/2 dark",
-        "samples/3 dark",
-        "samples/4 light",
-    ]
+    samples = [*(f"samples/{number} dark" for number in range(4)), "samples/4 light"]
+    assert sorted(dp_rank(run).get_tags()["image"]) == ["mesh", *samples]
     (shown,) = dp_rank(run).get_data("image", "samples/0 dark")
     assert Image.open(io.BytesIO(shown.image.encoded_image_string)).size == (64, 64)
 
@@ -181,15 +164,13 @@ def test_histograms_count_every_weight(run: Run, at: At, trainer: SimpleNamespac
     assert sum(drawn.histogram.hist) == 120
 
 
-def test_a_percent_sign_in_a_name_is_no_mistake(run: Run, at: At) -> None:
-    started(run, at("start", 0)).step(at("step", 1, **{"top_5%": 0.5}))
-    assert steps(run, "train/top_5_") == [1]
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_can_be_read_back(run: Run, at: At, number: float) -> None:
-    started(run, at("start", 0)).step(at("step", 1, loss=number))
-    assert steps(run, "train/loss") == [1]
+@pytest.mark.parametrize(
+    ("name", "number", "tag"),
+    [("top_5%", 0.5, "top_5_"), ("loss", float("nan"), "loss"), ("loss", float("inf"), "loss")],
+)
+def test_odd_names_and_numbers_can_be_read_back(run: Run, at: At, name: str, number: float, tag: str) -> None:
+    started(run, at("start", 0)).step(at("step", 1, **{name: number}))
+    assert steps(run, f"train/{tag}") == [1]
 
 
 def test_the_log_stands_where_the_dashboard_command_looks(run: Run, at: At, tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Run
 from tests.callbacks.moments import At, Found
 
+Feed = Callable[..., list[Any]]
+NAN = float("nan")
+
 
 @pytest.fixture
-def feed(run: Run, at: At, found: Found, trainer: SimpleNamespace) -> Callable[..., list[Any]]:
+def feed(run: Run, at: At, found: Found, trainer: SimpleNamespace) -> Feed:
     """Starts after step `begin`, evaluates after each step from `begin` + 1, and returns why it was stopped."""
 
     def fed(values: list[float], begin: int = 0, run: Run = run, **config: Any) -> list[Any]:
@@ -31,40 +34,41 @@ def feed(run: Run, at: At, found: Found, trainer: SimpleNamespace) -> Callable[.
     return fed
 
 
-def test_it_stops_when_patience_is_over_and_says_why(feed: Callable[..., list[Any]]) -> None:
+def test_it_stops_when_patience_is_over_and_says_why(feed: Feed) -> None:
     assert feed([3, 2, 2, 2.5], patience=3) == []
     (reason,) = feed([3, 2, 2, 2.5, 4], patience=3)
     assert reason == "loss did not improve in 3 evaluations; the best was 2 at step 2"
 
 
-def test_an_improvement_begins_the_wait_anew(feed: Callable[..., list[Any]]) -> None:
-    assert feed([3, 4, 2, 4, 1, 4], patience=2) == []
+@pytest.mark.parametrize(
+    ("values", "config", "is_stopped"),
+    [
+        ([3, 4, 2, 4, 1, 4], {}, False),  # an improvement begins the wait anew
+        ([0.5, 0.505, 0.509], {"watch": "acc1", "by": 0.01}, True),  # a little is no improvement
+        ([0.5, 0.505, 0.52], {"watch": "acc1", "by": 0.01}, False),
+        ([NAN, NAN, NAN], {}, True),  # no improvement, and no best
+        ([NAN, 2.0, NAN, 1.0], {}, False),
+    ],
+)
+def test_patience_is_two_evaluations(
+    feed: Feed, values: list[float], config: dict[str, Any], is_stopped: bool
+) -> None:
+    assert bool(feed(values, patience=2, **config)) == is_stopped
 
 
-def test_a_little_is_no_improvement(feed: Callable[..., list[Any]]) -> None:
-    assert feed([0.5, 0.505, 0.509], watch="acc1", patience=2, by=0.01)
-    assert not feed([0.5, 0.505, 0.52], watch="acc1", patience=2, by=0.01)
-
-
-def test_nan_is_no_improvement_and_no_best(feed: Callable[..., list[Any]]) -> None:
-    nan = float("nan")
-    assert feed([nan, nan, nan], patience=2)
-    assert not feed([nan, 2.0, nan, 1.0], patience=2)
-
-
-def test_a_resume_remembers_what_it_waited_and_forgets_its_future(feed: Callable[..., list[Any]]) -> None:
+def test_a_resume_remembers_what_it_waited_and_forgets_its_future(feed: Feed) -> None:
     feed([3, 2, 2, 1], patience=3)
     assert not feed([2], begin=3, patience=3)  # the 1 of step 4 was in a future that was not saved
     assert feed([2, 2], begin=3, patience=3)
     assert not feed([2, 2], begin=0, patience=3)  # a new beginning
 
 
-def test_another_number_has_another_history(feed: Callable[..., list[Any]]) -> None:
+def test_another_number_has_another_history(feed: Feed) -> None:
     feed([3, 3, 3], patience=9)
     assert not feed([0.5], begin=3, watch="acc1", patience=2)
 
 
-def test_the_last_step_needs_no_stop(feed: Callable[..., list[Any]], trainer: SimpleNamespace) -> None:
+def test_the_last_step_needs_no_stop(feed: Feed, trainer: SimpleNamespace) -> None:
     trainer.total_steps = 3
     assert feed([1, 1, 1], patience=2) == []
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.house.runs import events
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -62,9 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_metrics_hold_every_step_once(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = events(folder)
     by_event = {
-        e: [line["step"] for line in lines if line["event"] == e] for e in {line["event"] for line in lines}
+        kind: [line["step"] for line in events(folder, kind)] for kind in {line["event"] for line in lines}
     }
     assert by_event["step"] == list(range(4, 61, 4))
     assert by_event["evaluated"] == [23, 46, 60] and by_event["epoch"] == [23, 46]
@@ -72,7 +73,7 @@ def test_metrics_hold_every_step_once(folder: Path) -> None:
     assert {line["held_out"] for line in lines if line["event"] == "evaluated"} == {360}
 
 
-def test_the_dashboard_holds_every_step_once(folder: Path) -> None:
+def test_the_dashboard_holds_every_step_once_and_knows_of_all_ranks(folder: Path) -> None:
     from visualdl import LogReader
 
     (path,) = (folder / "visualdl").iterdir()
@@ -82,13 +83,6 @@ def test_the_dashboard_holds_every_step_once(folder: Path) -> None:
     assert [drawn.id for drawn in found.get_data("histogram", "weights/body.0.weight")] == [23, 46]
     assert len(found.get_data("hyper_parameters", "hparam")) == 1
     assert [point.id for point in found.get_data("image", "mesh")] == [0, 30]
-
-
-def test_the_dashboard_knows_of_all_ranks(folder: Path) -> None:
-    from visualdl import LogReader
-
-    (path,) = (folder / "visualdl").iterdir()
-    found = LogReader(file_path=str(path))
     for tag in ("memory_megabytes/rank 0", "memory_megabytes/rank 1", "exchange/data"):
         assert [point.id for point in found.get_data("scalar", tag)] == list(range(6, 61, 6))
     sizes = [point.value for point in found.get_data("scalar", "memory_megabytes/rank 1")]
@@ -101,8 +95,7 @@ def test_checkpoints_are_the_newest_and_the_best(folder: Path) -> None:
     from paddle_dp import checkpoint
 
     steps = [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder / "checkpoints")]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = {line["step"]: line["loss"] for line in lines if line["event"] == "evaluated"}
+    losses = {line["step"]: line["loss"] for line in events(folder, "evaluated")}
     best = min(losses, key=lambda step: losses[step])
     assert steps == sorted({50, 60, best})
     assert checkpoint.best_numbers(folder / "checkpoints")["loss"] == losses[best]

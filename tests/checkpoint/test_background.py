@@ -16,7 +16,7 @@ from paddle_dp.checkpoint.tensors import tensor_shard
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
-OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+OnRanks, SnapshotOf = Callable[[int, Callable[[Any], Any]], list[Any]], Callable[..., Any]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -30,15 +30,15 @@ def in_background(snapshot: Any, folder: Path, mesh: Any, placed: Any = lambda p
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_it_is_the_same_files(
-    tmp_path: Path, snapshot_of: Callable[..., Any], on_ranks: OnRanks, ranks: int
-) -> None:
+def test_it_is_the_same_files(tmp_path: Path, snapshot_of: SnapshotOf, on_ranks: OnRanks, ranks: int) -> None:
     told: list[Path] = []
-    now = on_ranks(ranks, lambda mesh: save(snapshot_of(7, mesh.rank, ranks), tmp_path / "now", mesh))[0]
-    later = on_ranks(
-        ranks,
-        lambda mesh: in_background(snapshot_of(7, mesh.rank, ranks), tmp_path / "later", mesh, told.append),
-    )[0]
+
+    def both(mesh: Any) -> list[Path]:
+        snapshot = snapshot_of(7, mesh.rank, ranks)
+        now = save(snapshot, tmp_path / "now", mesh)
+        return [now, in_background(snapshot, tmp_path / "later", mesh, told.append)]
+
+    now, later = on_ranks(ranks, both)[0]
     assert files(later) == files(now) and len(files(now)) == 2 + 2 * ranks
     assert told == [later]
     assert [path.name for path in later.parent.iterdir()] == [later.name]
@@ -60,7 +60,7 @@ class Gate:
 
 
 def test_until_it_is_whole_the_one_before_is_the_newest(
-    tmp_path: Path, snapshot_of: Callable[..., Any], on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, snapshot_of: SnapshotOf, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_ranks(2, lambda mesh: save(snapshot_of(1, mesh.rank, 2), tmp_path, mesh))
     gate = Gate(monkeypatch, ranks=(1,))
@@ -79,7 +79,7 @@ def test_until_it_is_whole_the_one_before_is_the_newest(
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("before_its_part", [True, False])
 def test_a_disk_that_fills_up_on_one_rank_is_the_same_error_on_all(
-    tmp_path: Path, snapshot_of: Callable[..., Any], on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, snapshot_of: SnapshotOf, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch,
     culprit: int, before_its_part: bool,
 ) -> None:  # fmt: skip
     on_ranks(3, lambda mesh: save(snapshot_of(1, mesh.rank, 3), tmp_path, mesh))
@@ -111,9 +111,8 @@ def test_what_is_no_fault_of_the_disk_is_another_error(tmp_path: Path, on_ranks:
 
     def work(mesh: Any) -> Path:
         own = {"bad": np.zeros(1)} if mesh.rank == 1 else {}
-        return in_background(
-            Snapshot(tensors={}, state={"progress": {"step": 1}}, rank_state=own), tmp_path, mesh
-        )
+        snapshot = Snapshot(tensors={}, state={"progress": {"step": 1}}, rank_state=own)
+        return in_background(snapshot, tmp_path, mesh)
 
     results = on_ranks(2, work)
     assert [type(result) for result in results] == [CheckpointError] * 2
@@ -121,7 +120,7 @@ def test_what_is_no_fault_of_the_disk_is_another_error(tmp_path: Path, on_ranks:
 
 
 def test_a_rank_that_never_wrote_leaves_rank_0_waiting_only_as_long_as_it_is_told(
-    tmp_path: Path, snapshot_of: Callable[..., Any], on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, snapshot_of: SnapshotOf, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, ranks=(1,))
 
@@ -136,11 +135,12 @@ def test_a_rank_that_never_wrote_leaves_rank_0_waiting_only_as_long_as_it_is_tol
 
 
 def test_it_is_put_into_place_without_any_exchange_after_its_beginning(
-    tmp_path: Path, snapshot_of: Callable[..., Any], on_ranks: OnRanks
+    tmp_path: Path, snapshot_of: SnapshotOf, on_ranks: OnRanks
 ) -> None:
-    assert on_ranks(
-        2, lambda mesh: BackgroundSave(snapshot_of(2, mesh.rank, 2), tmp_path, mesh).finish_alone(20, 20)
-    ) == [True, True]
+    def work(mesh: Any) -> bool:
+        return BackgroundSave(snapshot_of(2, mesh.rank, 2), tmp_path, mesh).finish_alone(20, 20)
+
+    assert on_ranks(2, work) == [True, True]
     assert newest(tmp_path) == tmp_path / "step-00000002"
 
 
@@ -168,5 +168,5 @@ def test_host_memory_is_used_again_and_holds_what_the_tensors_held() -> None:
         room.take(1)
 
 
-def test_one_process_needs_no_file_of_another_rank(tmp_path: Path, snapshot_of: Callable[..., Any]) -> None:
+def test_one_process_needs_no_file_of_another_rank(tmp_path: Path, snapshot_of: SnapshotOf) -> None:
     assert in_background(snapshot_of(3), tmp_path, Mesh.alone()) == newest(tmp_path)

@@ -22,10 +22,6 @@ def _steps(folder):
     return [int(path.name[5:]) for path in checkpoints(folder)]
 
 
-def _damage(path):
-    (path / "state.json").write_text("{}")
-
-
 def test_the_newest_few_stay(folder):
     gone = prune(folder, keep=2)
     assert _steps(folder) == [4, 5]
@@ -33,24 +29,38 @@ def test_the_newest_few_stay(folder):
     assert prune(folder, keep=2) == []
 
 
-def test_the_best_stays(folder):
-    set_best(folder, folder / "step-00000002", {"acc1": 0.9})
-    prune(folder, keep=1)
-    assert _steps(folder) == [2, 5]
+def _damaged(folder, monkeypatch):
+    """Keeping the newest one alone would leave nothing to resume from."""
+    for step in (4, 5):
+        (folder / f"step-0000000{step}" / "state.json").write_text("{}")
 
 
-def test_the_newest_whole_one_stays(folder):
-    """With the last two damaged, keeping the newest one alone would leave nothing to resume from."""
-    _damage(folder / "step-00000005")
-    _damage(folder / "step-00000004")
-    prune(folder, keep=1)
-    assert _steps(folder) == [3, 5]
-
-
-def test_one_that_was_just_saved_is_not_read_again(folder, monkeypatch):
+def _unread(folder, monkeypatch):
     monkeypatch.setattr(folders, "read_manifest", lambda path: pytest.fail("it was read"))
-    prune(folder, keep=1, trusted=folder / "step-00000005")
-    assert _steps(folder) == [5]
+
+
+def _killed(folder, monkeypatch):
+    """While files are removed."""
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **k: (path / "manifest.json").unlink())
+
+
+def _with_a_best(folder, monkeypatch):
+    set_best(folder, folder / "step-00000002", {"acc1": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("change", "keep", "trusted", "left"),
+    [
+        (_with_a_best, 1, None, [2, 5]),
+        (_damaged, 1, None, [3, 5]),
+        (_unread, 1, 5, [5]),
+        (_killed, 4, None, [2, 3, 4, 5]),
+    ],
+)
+def test_those_that_stay(folder, monkeypatch, change, keep, trusted, left):
+    change(folder, monkeypatch)
+    prune(folder, keep=keep, **({"trusted": folder / f"step-0000000{trusted}"} if trusted else {}))
+    assert _steps(folder) == left
 
 
 def test_nothing_foreign_is_deleted(folder):
@@ -58,12 +68,6 @@ def test_nothing_foreign_is_deleted(folder):
     (folder / "notes.txt").write_text("mine")
     prune(folder, keep=1)
     assert (folder / "step-1").exists() and (folder / "notes.txt").exists()
-
-
-def test_a_kill_while_files_are_removed_leaves_no_half_checkpoint(folder, monkeypatch):
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **k: (path / "manifest.json").unlink())
-    prune(folder, keep=4)
-    assert _steps(folder) == [2, 3, 4, 5]
 
 
 def test_keep_none_is_refused(folder):

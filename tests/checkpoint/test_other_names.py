@@ -28,6 +28,7 @@ from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Load
 from tests.checkpoint.torch_files import Tensor, save
+from tests.house.weights import assert_read
 
 DRAW = np.random.default_rng(0)
 
@@ -69,6 +70,12 @@ def test_what_a_renaming_cannot_mean() -> None:
         Load(path="x", rename={"a.*": "b"})
 
 
+def paddle_file(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """A file of paddle.save."""
+    paddle.save({name: paddle.to_tensor(one) for name, one in arrays.items()}, str(folder / "w.pdparams"))
+    return folder / "w.pdparams"
+
+
 def small() -> nn.Layer:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1D(4), nn.Linear(4, 3))
 
@@ -85,8 +92,7 @@ def test_a_file_of_pytorch_is_turned_and_one_of_paddle_is_not(tmp_path: Path) ->
     weights, whose = translated(source(torch_file), names_of(small()), {})
     np.testing.assert_array_equal(weights.read("0.weight"), square.T)
     assert whose == "PyTorch's"
-    paddle.save({"0.weight": paddle.to_tensor(square)}, str(tmp_path / "w.pdparams"))
-    weights, _ = translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
+    weights, _ = translated(source(paddle_file(tmp_path, {"0.weight": square})), names_of(small()), {})
     np.testing.assert_array_equal(weights.read("0.weight"), square)
 
 
@@ -187,19 +193,14 @@ def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     heads, last = 4, len(model.blocks) - 1
     if type(model).__name__ == "Llama":
-        found = {"llama.embed_tokens.weight": state["blocks.0.token.weight"]}
-        found |= {
+        found = {
+            "llama.embed_tokens.weight": state["blocks.0.token.weight"],
             "llama.norm.weight": state[f"blocks.{last}.norm.weight"],
             "lm_head.weight": state[f"blocks.{last}.out.weight"],
         }
-        theirs = {
-            "q": "self_attn.q_proj",
-            "k": "self_attn.k_proj",
-            "v": "self_attn.v_proj",
-            "out": "self_attn.o_proj",
-        }
-        theirs |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-        theirs |= {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+        theirs = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm", "out": "self_attn.o_proj"}
+        theirs |= {each: f"self_attn.{each}_proj" for each in "qkv"}
+        theirs |= {each: f"mlp.{each}_proj" for each in ("gate", "up", "down")}
         for n in range(last - 1):
             found |= {
                 f"llama.layers.{n}.{name}.weight": state[f"blocks.{n + 1}.{ours}.weight"]
@@ -300,10 +301,8 @@ def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(family: str, tmp_pat
     for inner in ("", f"{family}."):
         saved = {name.removeprefix(inner): paddle.to_tensor(array) for name, array in theirs.items()}
         paddle.save(saved, str(tmp_path / "model_state.pdparams"))
-        weights, whose = translated(source(tmp_path), names_of(model), {})  # the folder has this file alone
-        assert whose == "PaddleNLP's" + ", of the model without its head" * bool(inner)
-        for name, tensor in model.state_dict().items():
-            np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=name)
+        # The folder has this file alone.
+        assert_read(tmp_path, model, "PaddleNLP's" + ", of the model without its head" * bool(inner))
 
 
 @pytest.mark.parametrize("settings", [{"rope_interleaved": True}, {"bias": "qkv"}, {"qk_norm": True}])
@@ -314,23 +313,18 @@ def test_paddle_formers_has_transformers_names_and_turns_nothing_unless_it_says_
     turned = {}
     for ours, origin in origins_of(names_of(model).names[HUGGING_FACE]).items():
         turned |= origin.written(model.state_dict()[ours].numpy())
+    kept = ("_proj", "lm_head")
     as_ours = {
-        name: array.T if "_proj" in name or "lm_head" in name else array for name, array in turned.items()
+        name: array.T if any(each in name for each in kept) else array for name, array in turned.items()
     }
-    paddle.save(
-        {name: paddle.to_tensor(array) for name, array in as_ours.items()}, str(tmp_path / "w.pdparams")
-    )
     files = {
-        tmp_path / "w.pdparams": "PaddleFormers'",
+        paddle_file(tmp_path, as_ours): "PaddleFormers'",
         written(tmp_path / "np.safetensors", {"format": "np"}, **as_ours): "PaddleFormers'",
         written(tmp_path / "pt.safetensors", {"format": "pt"}, **turned): "Hugging Face's",
         written(tmp_path / "none.safetensors", None, **turned): "Hugging Face's",
     }
     for file, convention in files.items():
-        weights, whose = translated(source(file), names_of(model), {})
-        assert whose == convention
-        for name, tensor in model.state_dict().items():
-            np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=f"{file}: {name}")
+        assert_read(file, model, convention)
 
 
 def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> None:
@@ -338,11 +332,11 @@ def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> No
         ("llama.layers.0.self_attn.qkv_proj.weight", "q, k and v fused"),
         ("model.layers.0.mlp.up_gate_proj.weight", "two products fused"),
     ):
-        paddle.save({name: paddle.ones([4, 4])}, str(tmp_path / "w.pdparams"))
+        file = paddle_file(tmp_path, {name: np.ones([4, 4])})
         with pytest.raises(
             UsageError, match=f"{name} is PaddleNLP's, of {what}.*, whose layout is not known here"
         ):
-            translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
+            translated(source(file), names_of(small()), {})
 
 
 @pytest.mark.parametrize(
@@ -356,12 +350,9 @@ def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> No
 def test_paddle_nlp_s_other_models_are_named(
     tmp_path: Path, family: str, other: dict[str, Any], said: str
 ) -> None:
-    theirs = in_paddle_nlp(drawn(**SWITCHES[family]))
-    paddle.save(
-        {name: paddle.to_tensor(array) for name, array in theirs.items()}, str(tmp_path / "w.pdparams")
-    )
+    file = paddle_file(tmp_path, in_paddle_nlp(drawn(**SWITCHES[family])))
     with pytest.raises(UsageError, match=said):
-        translated(source(tmp_path / "w.pdparams"), names_of(drawn(**other)), {})
+        translated(source(file), names_of(drawn(**other)), {})
 
 
 def test_two_tensors_are_not_joined_head_by_head() -> None:

@@ -114,24 +114,22 @@ def test_one_rank_may_own_several_pieces_of_one_tensor(tmp_path):
     assert [row.key for row in names] == ["w@0,0", "w@2,0"]
 
 
-def test_the_same_piece_twice_on_one_rank_is_refused():
-    with pytest.raises(CheckpointError, match=r"two shards of w \[0:2, 0:2\]"):
-        index_of([_rows(0, 2), _rows(0, 2)])
-
-
 def test_replicated_and_overlapping_pieces_are_legal(tmp_path):
     assert len(check_complete(_indexes(tmp_path, [_rows(0, 6)], [_rows(0, 6)], [_rows(1, 3)]))["w"]) == 3
 
 
-def test_a_part_that_no_rank_holds_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no rank holds w\[2:3, 0:2\] of \(6, 2\)"):
-        check_complete(_indexes(tmp_path, [_rows(0, 2)], [_rows(3, 6)]))
-
-
-@pytest.mark.parametrize("other", [_rows(3, 6, dtype=np.float64), _rows(3, 7, shape=(7, 2))])
-def test_ranks_that_disagree_about_a_tensor_are_named(tmp_path, other):
-    with pytest.raises(CheckpointError, match=r"w is float32 \(6, 2\) on rank 0, .* on rank 1"):
-        check_complete(_indexes(tmp_path, [_rows(0, 3)], [other]))
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([[(0, 2), (0, 2)]], r"two shards of w \[0:2, 0:2\]"),
+        ([[(0, 2)], [(3, 6)]], r"no rank holds w\[2:3, 0:2\] of \(6, 2\)"),
+        ([[(0, 3)], [(3, 6, (6, 2), np.float64)]], r"w is float32 \(6, 2\) on rank 0, .* on rank 1"),
+        ([[(0, 3)], [(3, 7, (7, 2))]], r"w is float32 \(6, 2\) on rank 0, .* on rank 1"),
+    ],
+)
+def test_pieces_that_make_no_whole_are_named(tmp_path, ranks, said):
+    with pytest.raises(CheckpointError, match=said):
+        check_complete(_indexes(tmp_path, *([_rows(*rows) for rows in pieces] for pieces in ranks)))
 
 
 @pytest.mark.parametrize(

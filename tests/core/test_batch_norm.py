@@ -30,37 +30,29 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "shape"), CASES)
-def test_one_rank_is_paddles_own(kind, settings, shape):
+@pytest.mark.parametrize(
+    ("kind", "settings", "shape", "dtype"),
+    [*((*case, "float32") for case in CASES), (nn.BatchNorm2D, {}, [4, 3, 5, 2], "float64")],
+)
+def test_one_rank_is_paddles_own(kind, settings, shape, dtype):
+    """In float64 to the last digits: epsilon and momentum are float32 in Paddle's kernel, and as doubles they would be
+    off by 4e-13 and 3e-8."""
     results = []
     for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
         paddle.seed(0)
         layer = wrap(kind(3, **settings))
-        x, weigh = paddle.randn(shape) * 3 + 1, paddle.randn(shape)
-        x.stop_gradient = False
-        y = layer(x)
-        (y * weigh).sum().backward()
-        layer.eval()
-        results.append([y, x.grad, layer._mean, layer._variance, layer(x), *(p.grad for p in trained(layer))])
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-5, rtol=1e-4)
-
-
-def test_in_float64_it_is_paddles_own_to_the_last_digits():
-    """Epsilon and momentum are float32 in Paddle's kernel: as doubles they would be off by 4e-13 and 3e-8."""
-    results = []
-    for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
-        paddle.seed(0)
-        layer = wrap(nn.BatchNorm2D(3))
-        layer.to(dtype="float64")
-        x, weigh = (paddle.randn([4, 3, 5, 2], "float64") * 0.1 for _ in range(2))
+        layer.to(dtype=dtype)
+        x, weigh = paddle.randn(shape, dtype) * 3 + 1, paddle.randn(shape, dtype)
         x.stop_gradient = False
         y = layer(x)
         (y * weigh).sum().backward()
         results.append([y, x.grad, layer._mean, layer._variance, *(p.grad for p in trained(layer))])
+        layer.eval()
+        results[-1] += [layer(x)] if dtype == "float32" else []
+    bounds = {"atol": 2e-5, "rtol": 1e-4} if dtype == "float32" else {"atol": 1e-13, "rtol": 1e-13}
     for ours, theirs in zip(*results, strict=True):
-        assert ours.dtype == paddle.float64
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-14, atol=1e-14)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), **bounds)
 
 
 def trained(layer):

@@ -48,6 +48,12 @@ def weights(trainer: Any) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in trainer.learner.placed.state().items()}
 
 
+def assert_begins_with(read: Any, saved: Any, kind: str = "model") -> None:
+    """A recipe's training begins with the weights of a checkpoint."""
+    for name, value in weights(build(read, Mesh.alone())).items():
+        np.testing.assert_array_equal(value, saved.read(f"{kind}/{name}"))
+
+
 def test_what_is_exported_is_where_a_training_can_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,11 +67,9 @@ def test_what_is_exported_is_where_a_training_can_begin(
     assert (config["model_type"], config["n_embd"], config["tie_word_embeddings"]) == ("gpt2", 16, True)
     saved = load(tmp_path / "run/checkpoints/step-00000001")
     again = recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
-    for name, value in weights(build(again, Mesh.alone())).items():
-        np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+    assert_begins_with(again, saved)
     export(made, {"to": str(tmp_path / "hf"), "ema": True})  # an older export is replaced
-    for name, value in weights(build(again, Mesh.alone())).items():
-        np.testing.assert_array_equal(value, saved.read(f"ema/{name}"))
+    assert_begins_with(again, saved, "ema")
 
 
 def tokenizer_in(folder: Path, **config: Any) -> None:
@@ -93,9 +97,8 @@ def test_the_tokenizer_goes_with_the_model(
 ) -> None:
     export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
     first = json.loads((tmp_path / "hf/config.json").read_text())
-    assert [first[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [
-        None
-    ] * 3  # not the class's defaults
+    # Not the class's defaults.
+    assert [first[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [None] * 3
     tokenizer_in(tmp_path / "hf", **config)
     made = trained(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
     export(made, {"to": str(tmp_path / "out")})
@@ -147,9 +150,8 @@ def test_an_adapter_is_added_to_what_it_stands_on(tmp_path: Path) -> None:
     tuned = trained(tmp_path, "tuned", more=more)
     export(tuned, {"to": str(tmp_path / "hf")})
     base = load(tmp_path / "base/checkpoints/step-00000001")
-    again = weights(
-        build(recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}"), Mesh.alone())
-    )
+    read = recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
+    again = weights(build(read, Mesh.alone()))
     changed = {name for name, value in again.items() if (value != base.read(f"model/{name}")).any()}
     assert changed == {"blocks.1.up.weight", "blocks.2.up.weight"}
 
@@ -170,8 +172,7 @@ def test_a_model_without_a_table_has_pytorchs_names(tmp_path: Path) -> None:
     assert written.from_torch and written.shape("head.weight") == (10, 5)
     np.testing.assert_array_equal(written.read("head.weight").T, saved.read("model/head.weight"))
     again = read_recipe(file, [f"load.path={tmp_path / 'hf'}", f"output_dir={tmp_path / 'again'}"])
-    for name, value in weights(build(again, Mesh.alone())).items():
-        np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+    assert_begins_with(again, saved)
 
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:

@@ -120,10 +120,8 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
     ("words", "said"),
     [
         ("train.micro_batches=1", ["train.micro_batches was 2 and is 1"]),
-        (
-            "strategy.sync_batch_norm=false",
-            ["strategy.sync_batch_norm was true and is false"],
-        ),  # there is none
+        # there is none
+        ("strategy.sync_batch_norm=false", ["strategy.sync_batch_norm was true and is false"]),
         ("train.drop_last=true train.batch=50 dataset.held_out=0.2", None),
         ("name=other loader.num_workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
         ("train.max_time=9h watch.patience=99s watch.start=9s", []),
@@ -180,10 +178,7 @@ def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
         ("train.batch=25", "train.batch was 50 and is 25"),
         ("optimizer={use: sgd}", "optimizer was adamw and is sgd"),  # its states cannot be read
         ("train.seed=7", "train.seed was 0 and is 7"),
-        (
-            "dataset.held_out=0.3",
-            "samples in the data set was 1437 and is 1257",
-        ),
+        ("dataset.held_out=0.3", "samples in the data set was 1437 and is 1257"),
     ):
         with pytest.raises(
             UsageError,
@@ -225,17 +220,10 @@ def test_a_schedule_may_change_where_no_update_has_been(tmp_path: Path) -> None:
     again(tmp_path, resume=None).fit(f"{FEW} steps")
     longer = again(tmp_path, "train.length=50steps")
     assert list(longer.run.changes) == ["train.length was 20 steps and is 50 steps"]
-    steps = again(
-        tmp_path, "schedule={use: milestones, learning_rate: 2.0e-3, warmup: 2 steps, milestones: [10 steps]}"
-    )
-    assert list(steps.run.changes) == ["schedule was constant and is milestones"]
-    with pytest.raises(
-        UsageError, match=r"constant and is milestones \(update 6: rate 0\.002, and now 0\.0002\)"
-    ):
-        again(
-            tmp_path,
-            "schedule={use: milestones, learning_rate: 2.0e-3, warmup: 2 steps, milestones: [5 steps]}",
-        )
+    steps = "schedule={use: milestones, learning_rate: 2.0e-3, warmup: 2 steps, milestones: [%d steps]}"
+    assert list(again(tmp_path, steps % 10).run.changes) == ["schedule was constant and is milestones"]
+    with pytest.raises(UsageError, match=r"is milestones \(update 6: rate 0\.002, and now 0\.0002\)"):
+        again(tmp_path, steps % 5)
     with pytest.raises(UsageError, match=r"schedule\.warmup was 2 steps and is 4 steps \(update 1: "):
         again(tmp_path, "schedule.warmup=4steps")
 
@@ -249,7 +237,7 @@ class Points(house.Points):
 
 def script(folder: Path, **changed: Any) -> Trainer:
     paddle.seed(0)
-    model = changed.pop("model", None) or nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
+    model = changed.pop("model", None) or dropping()
     words: dict[str, Any] = {
         "loss": nn.CrossEntropyLoss(reduction="none"),
         "optimizer": lambda rate, named: paddle.optimizer.AdamW(rate, parameters=[p for _, p in named]),
@@ -259,20 +247,14 @@ def script(folder: Path, **changed: Any) -> Trainer:
     return Trainer.of(model=model, **{**words, **changed})
 
 
+def dropping(**first: Any) -> nn.Layer:
+    """`first`: attributes of the first weight."""
+    attributes = paddle.ParamAttr(**first)
+    return nn.Sequential(nn.Linear(6, 8, weight_attr=attributes), nn.Dropout(0.1), nn.Linear(8, 4))
+
+
 def frozen() -> nn.Layer:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
-    model[0].weight.stop_gradient = True
-    return model
-
-
-def slower() -> nn.Layer:
-    slow = paddle.ParamAttr(learning_rate=0.5)
-    return nn.Sequential(nn.Linear(6, 8, weight_attr=slow), nn.Dropout(0.1), nn.Linear(8, 4))
-
-
-def unclipped() -> nn.Layer:
-    free = paddle.ParamAttr(need_clip=False)
-    return nn.Sequential(nn.Linear(6, 8, weight_attr=free), nn.Dropout(0.1), nn.Linear(8, 4))
+    return dropping(trainable=False)
 
 
 CHANGES: list[tuple[Callable[[], dict[str, Any]], str]] = [
@@ -282,8 +264,8 @@ CHANGES: list[tuple[Callable[[], dict[str, Any]], str]] = [
      "loss.weight was not there and is float32[4], CRC-32 "),
     (lambda: {"model": nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(0.1), nn.Linear(8, 4))},
      "model.1 was paddle.nn.layer.common.Dropout and is paddle.nn.layer.common.AlphaDropout"),
-    (lambda: {"model": slower()}, "optimizer.rate_factors was not there and is 1 (CRC-32 "),
-    (lambda: {"model": unclipped()}, "optimizer.not_clipped was not there and is 1 (CRC-32 "),
+    (lambda: {"model": dropping(learning_rate=0.5)}, "optimizer.rate_factors was not there and is 1 (CRC-32 "),
+    (lambda: {"model": dropping(need_clip=False)}, "optimizer.not_clipped was not there and is 1 (CRC-32 "),
     (lambda: {"loss": "cross_entropy"}, "loss was paddle.nn.layer.loss.CrossEntropyLoss and is "),
     (lambda: {"model": nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 4))},
      "model.1.p was 0.1 and is 0.2"),
@@ -306,28 +288,6 @@ def test_a_script_is_compared_by_what_its_objects_say(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="as the same run: .*" + re.escape(said)) as refused:
             script(tmp_path, resume=True, **change())
         assert re.search(r"or accept (it|them): accept=\[", str(refused.value))
-
-
-def test_the_settings_of_a_finished_optimizer_are_compared(tmp_path: Path) -> None:
-    def made(**how: Any) -> dict[str, Any]:
-        model = nn.Linear(6, 4)
-        return {
-            "model": model, "schedule": None, "callbacks": ["checkpoint"],
-            "optimizer": paddle.optimizer.Momentum(
-                **{"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.1, "parameters": model.parameters(), **how}
-            ),
-        }  # fmt: skip
-
-    script(tmp_path, **made()).fit("3 steps")
-    assert script(tmp_path, resume=True, **made()).run.changes == ()
-    for how, said in (
-        ({"momentum": 0.8}, "optimizer.momentum was 0.9 and is 0.8"),
-        ({"weight_decay": 0.2}, "optimizer.regularization_coeff was 0.1 and is 0.2"),
-        ({"learning_rate": 0.2}, "optimizer.learning_rate was 0.1 and is 0.2"),
-        ({"grad_clip": nn.ClipGradByGlobalNorm(1.0)}, "optimizer.grad_clip was not there and is paddle"),
-    ):
-        with pytest.raises(UsageError, match=re.escape(said)):
-            script(tmp_path, resume=True, **made(**how))
 
 
 def test_groups_and_the_function_that_chooses_what_decays_are_compared(tmp_path: Path) -> None:
@@ -484,12 +444,21 @@ def in_evaluation(model: nn.Layer) -> nn.Layer:
     return model
 
 
-def dropping() -> nn.Layer:
-    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
-
-
 def spectral(iterations: int = 1) -> dict[str, Any]:
     return {"model": nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 4), n_power_iterations=iterations))}
+
+
+def momentum(**how: Any) -> dict[str, Any]:
+    """With a finished optimizer."""
+    model = nn.Linear(6, 4)
+    settings = {
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+        "parameters": model.parameters(),
+        **how,
+    }
+    return {"model": model, "schedule": None, "optimizer": paddle.optimizer.Momentum(**settings)}
 
 
 def hooked(scale: float = 1.0) -> dict[str, Any]:
@@ -514,6 +483,10 @@ def with_own(**how: Any) -> dict[str, Any]:
         (with_own, lambda: with_own(diffusion=0.2), "optimizer.diffusion was 0.1 and is 0.2"),
         (spectral, lambda: spectral(2), "model.0.hook before 0.n_power_iterations was 1 and is 2"),
         (hooked, lambda: hooked(2.0), "model.0.hook behind 0.scale was 1.0 and is 2.0"),
+        (momentum, lambda: momentum(momentum=0.8), "optimizer.momentum was 0.9 and is 0.8"),
+        (momentum, lambda: momentum(weight_decay=0.2), "optimizer.regularization_coeff was 0.1 and is 0.2"),
+        (momentum, lambda: momentum(learning_rate=0.2), "optimizer.learning_rate was 0.1 and is 0.2"),
+        (momentum, lambda: momentum(grad_clip=nn.ClipGradByGlobalNorm(1.0)), "grad_clip was not there and is paddle"),
     ],
 )  # fmt: skip
 def test_what_stands_elsewhere_than_in_settings_is_compared(
@@ -536,11 +509,8 @@ def test_own_callbacks_and_modules_are_told(tmp_path: Path, monkeypatch: pytest.
     code, after = script(tmp_path, callbacks=["checkpoint", Freezes(4)], resume=True).run.changes
     assert code.startswith("code of module own_net was CRC-32 ")
     assert after == "callback tests.identity.test_same_run.Freezes.after was 3 and is 4"
-    changes = script(tmp_path, resume=True).run.changes
-    assert (
-        "callback tests.identity.test_same_run.Freezes was tests.identity.test_same_run.Freezes and is not there"
-        in changes
-    )
+    name = "tests.identity.test_same_run.Freezes"
+    assert f"callback {name} was {name} and is not there" in script(tmp_path, resume=True).run.changes
     del sys.modules["own_net"]
 
 
@@ -548,11 +518,8 @@ def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     main = sys.modules["__main__"]
     monkeypatch.delattr(main, "__file__", raising=False)
     codes = []
-    for cell in (
-        "def loss(o, t):\n    return o",
-        "def loss(o, t):\n    return o",
-        "def loss(o, t):\n    return -o",
-    ):
+    for sign in ("", "", "-"):
+        cell = f"def loss(o, t):\n    return {sign}o"
         file = f"<cell {len(codes)}>"  # a notebook keeps the text of its cells there
         monkeypatch.setitem(linecache.cache, file, (len(cell), None, cell.splitlines(keepends=True), file))
         exec(compile(cell, file, "exec"), vars(main))
@@ -616,24 +583,12 @@ def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
         return 1.0 / len(calls)
 
     for schedule, text in (
-        (
-            lr.ExponentialDecay(0.1, 0.9),
-            r"ExponentialDecay .*: 0.1 at first, 0.00798 after an epoch, 3.59e-07 at the",
-        ),
+        (lr.ExponentialDecay(0.1, 0.9), "ExponentialDecay .*: 0.1 at first, 0.00798 after an epoch, 3.59e-07 at the"),
         (lr.MultiStepDecay(0.1, [2, 4]), r"If milestones=\[2, 4\] counts epochs, multiply by 24"),
-        (
-            lr.LambdaDecay(0.1, remembers),
-            r"LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the",
-        ),
-        (
-            lr.LambdaDecay(0.1, lambda update: random.random()),
-            r"LambdaDecay steps after every .* an epoch\.$",
-        ),
-        (
-            lr.MultiplicativeDecay(0.1, lambda epoch: 0.95),
-            r"Decay steps after every update, 24 times an epoch\.$",
-        ),
-    ):
+        (lr.LambdaDecay(0.1, remembers), "LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the"),
+        (lr.LambdaDecay(0.1, lambda update: random.random()), r"LambdaDecay steps after every .* an epoch\.$"),
+        (lr.MultiplicativeDecay(0.1, lambda epoch: 0.95), r"Decay steps after every update, 24 times an epoch\.$"),
+    ):  # fmt: skip
         assert re.search(text, schedule_line(schedule, steps=120, steps_per_epoch=24))
     assert calls == [0]  # by Paddle, when it was made
     cosine = read_part("schedules", {"use": "cosine", "learning_rate": 0.1})

@@ -13,13 +13,14 @@ import pytest
 from paddle_dp.axes.meta_init import size_of
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.checkpoint.matching import outlook
-from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, origins_of, translated
+from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, origins_of
 from paddle_dp.checkpoint.source import source
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
 from paddle_dp.recipe import Load, read_recipe
 from paddle_dp.recipe.hf_config import file_in, read, settings_of, written
+from tests.house.weights import assert_read
 
 SMALL = {"width": 16, "depth": 2, "heads": 4}
 WORDS = {"vocab": 20, "length": 8, **SMALL}
@@ -71,10 +72,7 @@ def folder_of(name: str, folder: Path) -> paddle.nn.Layer:
 def test_the_table_names_every_tensor_and_comes_back(name: str, tmp_path: Path) -> None:
     model = folder_of(name, tmp_path)
     assert set(names_of(model).names[HUGGING_FACE]) == set(model.state_dict())
-    weights, whose = translated(source(tmp_path), names_of(model), {})
-    assert whose == HUGGING_FACE
-    for ours, tensor in model.state_dict().items():
-        np.testing.assert_array_equal(weights.read(ours), tensor.numpy())
+    assert_read(tmp_path, model)
     use = MODELS[name][0]
     found = settings_of(read(tmp_path), find("models", use), use, None)
     default = {"hidden": None} if "hidden" not in MODELS[name][1] else {}  # theirs says 4 × width
@@ -128,48 +126,41 @@ def changed(folder: Path, **keys: Any) -> None:
     file.write_text(json.dumps({key: v for key, v in {**content, **keys}.items() if v is not ...}))
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"hidden_act": "gelu"}, r"r\.yaml:2: model\.from: config\.json has hidden_act 'gelu': llama has 'silu'"),
-        ({"mlp_bias": True}, "config.json has mlp_bias true, which llama does not know"),
-        ({"attention_bias": "q"}, "config.json has attention_bias 'q': llama has False, True"),
-        ({"sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
-        ({"head_dim": 5}, "heads: 4 are 5 wide, and rotary positions need an even width: choose another head_width"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear"),
-        ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
-        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama', 'mistral', 'qwen2', 'qwen3' and "
-         "'ernie4_5' only: use bert"),
-        ({"model_type": "ernie4_5_moe", "moe_k": 2}, "has model_type 'ernie4_5_moe', and llama reads"),
-        ({"model_type": "ernie4_5", "rope_theta": ...}, "has no rope_theta, and a ernie4_5 has another default"),
-        ({"model_type": "ernie4_5", "use_bias": True}, "has use_bias true, which llama does not know"),
-        ({"model_type": "ernie4_5", "compression_ratio": 2.0}, "has compression_ratio 2.0: llama has null or 1 only"),
-        ({"model_type": "ernie4_5", "hidden_dropout_prob": 0.1}, "has hidden_dropout_prob 0.1, which llama does not"),
-        ({"model_type": "qwen3_moe", "num_experts": 8}, r"config\.json has model_type 'qwen3_moe', and llama reads"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "has use_sliding_window true: llama has false only"),
-        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "has layer_types .*sliding"),
-        ({"model_type": "qwen2", "num_key_value_heads": ...}, "has no num_key_value_heads, and a qwen2 has another"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
-        ({"model_type": "mistral"}, "has no sliding_window, and a mistral has another default"),
-        ({"alibi": True}, "has alibi true, which llama does not know"),
-        ({"rope_interleaved": True}, "has rope_interleaved true, which llama does not know"),
-        ({"fuse_attention_qkv": True}, "has fuse_attention_qkv true, which llama does not know"),
-        ({"use_long_sequence_strategies": True}, "has use_long_sequence_strategies true, which llama"),
-        ({"rope_scaling": None, "rope_scaling_type": "ntk"}, "has rope_scaling.rope_type 'ntk': llama has"),
-        ({"vocab_size": ...}, "config.json has no vocab_size"),
-        ({"num_attention_heads": 3, "head_dim": None}, r"heads: 3 does not divide width 16"),
-    ],
-)  # fmt: skip
-def test_what_ours_cannot_be_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
-    folder_of("llama tied", tmp_path)
-    changed(tmp_path, **keys)
-    with pytest.raises(RecipeError, match=said):
-        read_recipe(recipe_at(tmp_path, "llama"))
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_act": "gelu"}, r"r\.yaml:2: model\.from: config\.json has hidden_act 'gelu': llama has 'silu'"),
+    ({"mlp_bias": True}, "config.json has mlp_bias true, which llama does not know"),
+    ({"attention_bias": "q"}, "config.json has attention_bias 'q': llama has False, True"),
+    ({"sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
+    ({"head_dim": 5}, "heads: 4 are 5 wide, and rotary positions need an even width: choose another head_width"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear"),
+    ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
+    ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama', 'mistral', 'qwen2', 'qwen3' and "
+     "'ernie4_5' only: use bert"),
+    ({"model_type": "ernie4_5_moe", "moe_k": 2}, "has model_type 'ernie4_5_moe', and llama reads"),
+    ({"model_type": "ernie4_5", "rope_theta": ...}, "has no rope_theta, and a ernie4_5 has another default"),
+    ({"model_type": "ernie4_5", "use_bias": True}, "has use_bias true, which llama does not know"),
+    ({"model_type": "ernie4_5", "compression_ratio": 2.0}, "has compression_ratio 2.0: llama has null or 1 only"),
+    ({"model_type": "ernie4_5", "hidden_dropout_prob": 0.1}, "has hidden_dropout_prob 0.1, which llama does not"),
+    ({"model_type": "qwen3_moe", "num_experts": 8}, r"config\.json has model_type 'qwen3_moe', and llama reads"),
+    ({"model_type": "qwen2", "use_sliding_window": True}, "has use_sliding_window true: llama has false only"),
+    ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "has layer_types .*sliding"),
+    ({"model_type": "qwen2", "num_key_value_heads": ...}, "has no num_key_value_heads, and a qwen2 has another"),
+    ({"model_type": "mistral", "sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
+    ({"model_type": "mistral"}, "has no sliding_window, and a mistral has another default"),
+    ({"alibi": True}, "has alibi true, which llama does not know"),
+    ({"rope_interleaved": True}, "has rope_interleaved true, which llama does not know"),
+    ({"fuse_attention_qkv": True}, "has fuse_attention_qkv true, which llama does not know"),
+    ({"use_long_sequence_strategies": True}, "has use_long_sequence_strategies true, which llama"),
+    ({"rope_scaling": None, "rope_scaling_type": "ntk"}, "has rope_scaling.rope_type 'ntk': llama has"),
+    ({"vocab_size": ...}, "config.json has no vocab_size"),
+    ({"num_attention_heads": 3, "head_dim": None}, r"heads: 3 does not divide width 16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
+        *(("llama tied", *row) for row in REFUSED),
         ("ernie", {"hidden_act": "gelu_new"}, "has hidden_act 'gelu_new': bert has gelu, relu"),
         ("ernie", {"task_id": 1}, "has task_id 1, which bert does not know"),
         ("ernie", {"fuse": True}, "has fuse true, which bert does not know"),
@@ -182,7 +173,7 @@ def test_what_ours_cannot_be_is_refused_by_name(tmp_path: Path, keys: dict[str, 
          "has fuse_attention_qkv true, which gpt does not know"),
     ],
 )  # fmt: skip
-def test_another_computation_is_refused_in_the_older_families(
+def test_what_ours_cannot_be_is_refused_by_name(
     tmp_path: Path, name: str, keys: dict[str, Any], said: str
 ) -> None:
     folder_of(name, tmp_path)
@@ -225,52 +216,50 @@ def test_what_is_a_llama_is_read_as_one(tmp_path: Path, keys: dict[str, Any]) ->
     assert read_recipe(recipe_at(tmp_path, "llama")).model.settings == before
 
 
-@pytest.mark.parametrize(
-    ("model_type", "switches", "keys"),
-    [
-        (
-            "qwen2",
-            ("qkv", False, None),
-            {"sliding_window": 131072, "use_sliding_window": False, "head_dim": ...},
-        ),
-        ("qwen3", (None, True, 128), {"layer_types": ["full_attention"] * 2, "head_dim": ...}),
-        ("qwen3", ("qkvo", True, None), {"attention_bias": True, "head_dim": 4, "max_window_layers": 2}),
-        ("mistral", (None, False, 6), {"sliding_window": None, "head_dim": 6}),
-    ],
-)
-def test_the_model_type_switches_what_a_family_has(
-    tmp_path: Path, model_type: str, switches: tuple[Any, ...], keys: dict[str, Any]
-) -> None:
-    folder_of("llama", tmp_path)
-    changed(tmp_path, model_type=model_type, **keys)
-    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
-    assert tuple(settings[name] for name in ("bias", "qk_norm", "head_width")) == switches
-
-
 ERNIE_NLP = {  # the keys that PaddleNLP 2.8.1 writes of an ERNIE, without its sizes
     "attention_probs_dropout_prob": 0.1, "fuse": False, "initializer_range": 0.02, "pad_token_id": 0,
     "paddlenlp_version": None, "pool_act": "tanh", "task_id": 0, "tie_word_embeddings": ...,
     "position_embedding_type": ...,
 }  # fmt: skip
+OF_TASKS: list[tuple[dict[str, Any], tuple[str, int, str]]] = [
+    ({}, ("gelu", 3, "ernie")),
+    ({"use_task_id": False}, ("gelu", 0, "ernie")),
+    ({"task_type_vocab_size": ...}, ("gelu", 3, "ernie")),
+    ({"use_task_id": ..., "task_type_vocab_size": 5, "hidden_act": "relu"}, ("relu", 0, "ernie")),
+    ({"use_task_id": False, "model_type": "bert"}, ("gelu", 0, "bert")),
+]
+SWITCHES = ("bias", "qk_norm", "head_width")
 
 
 @pytest.mark.parametrize(
-    ("keys", "switches"),
+    ("name", "keys", "names", "values"),
     [
-        ({}, ("gelu", 3, "ernie")),
-        ({"use_task_id": False}, ("gelu", 0, "ernie")),
-        ({"task_type_vocab_size": ...}, ("gelu", 3, "ernie")),
-        ({"use_task_id": ..., "task_type_vocab_size": 5, "hidden_act": "relu"}, ("relu", 0, "ernie")),
-        ({"use_task_id": False, "model_type": "bert"}, ("gelu", 0, "bert")),
+        ("llama", {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False, "head_dim": ...},
+         SWITCHES, ("qkv", False, None)),
+        ("llama", {"model_type": "qwen3", "layer_types": ["full_attention"] * 2, "head_dim": ...},
+         SWITCHES, (None, True, 128)),
+        ("llama", {"model_type": "qwen3", "attention_bias": True, "head_dim": 4, "max_window_layers": 2},
+         SWITCHES, ("qkvo", True, None)),
+        ("llama", {"model_type": "mistral", "sliding_window": None, "head_dim": 6}, SWITCHES, (None, False, 6)),
+        # of PaddleNLP
+        ("llama", {"rope_scaling": None, "rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
+         ("rope_scaling", "rope_factor"), ("linear", 4.0)),
+        # and much that says nothing of the model
+        ("llama", {"bos_token_id": 1, "use_cache": True, "sliding_window": None, "attention_bias": False,
+                   "transformers_version": "4.40", "rope_scaling": None, "rope_theta": ..., "head_dim": 4,
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "num_key_value_heads": ...},
+         ("rope_base", "rope_scaling", "kv_heads"), (7.0, None, 4)),
+        *(("ernie", {**ERNIE_NLP, **keys}, ("activation", "tasks", "family", "tied"), (*values, True))
+          for keys, values in OF_TASKS),
     ],
-)
-def test_an_ernie_has_embeddings_of_tasks_where_it_uses_them(
-    tmp_path: Path, keys: dict[str, Any], switches: tuple[Any, ...]
+)  # fmt: skip
+def test_keys_are_the_settings_of_a_family(
+    tmp_path: Path, name: str, keys: dict[str, Any], names: tuple[str, ...], values: tuple[Any, ...]
 ) -> None:
-    folder_of("ernie", tmp_path)
-    changed(tmp_path, **ERNIE_NLP, **keys)
-    settings = read_recipe(recipe_at(tmp_path, "bert")).model.config
-    assert (settings.activation, settings.tasks, settings.family) == switches and settings.tied
+    folder_of(name, tmp_path)
+    changed(tmp_path, **keys)
+    settings = read_recipe(recipe_at(tmp_path, MODELS[name][0])).model.settings
+    assert tuple(settings[name] for name in names) == values
 
 
 GPT_NLP = {  # the config.json that PaddleNLP 2.8.1 writes of a GPT
@@ -332,30 +321,18 @@ def test_an_old_folder_of_paddle_nlp_has_a_call_in_place_of_settings(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            {"init_class": "ErnieGramModel", **OLD_ERNIE},
-            r"model_config\.json has model_type 'ErnieGramModel', and bert",
-        ),
-        (
-            {"init_class": "ErnieModel", "init_args": [20, 16]},
-            r"model_config\.json has init_args 20, which has no name",
-        ),
-        (
-            {"init_class": "GPTModel", **OLD_ERNIE},
-            r"model_config\.json has model_type 'gpt', and bert .*: use gpt",
-        ),
-        ({"init_class": "ErnieModel", "hidden_size": 16}, r"model_config\.json has no vocab_size"),
-        (
-            {"init_class": "ErnieModel", **OLD_ERNIE, "scale": 2},
-            r"model_config\.json has scale 2, which bert does not",
-        ),
+        ({"init_class": "ErnieGramModel", **OLD_ERNIE}, "model_type 'ErnieGramModel', and bert"),
+        ({"init_class": "ErnieModel", "init_args": [20, 16]}, "init_args 20, which has no name"),
+        ({"init_class": "GPTModel", **OLD_ERNIE}, "model_type 'gpt', and bert .*: use gpt"),
+        ({"init_class": "ErnieModel", "hidden_size": 16}, "no vocab_size"),
+        ({"init_class": "ErnieModel", **OLD_ERNIE, "scale": 2}, "scale 2, which bert does not"),
     ],
 )
 def test_an_old_folder_that_is_another_model_is_refused(
     tmp_path: Path, content: dict[str, Any], said: str
 ) -> None:
     (tmp_path / "model_config.json").write_text(json.dumps(content))
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=rf"model_config\.json has {said}"):
         read_recipe(recipe_at(tmp_path, "bert"))
 
 
@@ -425,22 +402,21 @@ def test_the_switches_choose_the_class_that_is_written(settings: dict[str, Any],
     assert config["architectures"] == [architecture] and config["head_dim"] == 32
 
 
-def test_switches_that_no_class_of_theirs_has_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"model\.(qk_norm is true|bias is 'qkv'), and Qwen"):
-        written(find("models", "llama")(bias="qkv", qk_norm=True))
-    with pytest.raises(
-        UsageError, match=r"model\.rope_interleaved is true, and Qwen2ForCausalLM has false only"
-    ):
-        written(find("models", "llama")(bias="qkv", rope_interleaved=True))
-    with pytest.raises(UsageError, match=r"model\.tasks is 3, and BertForMaskedLM has 0 only"):
-        written(find("models", "bert")(segments=2, tasks=3))
-
-
-def test_a_linear_scale_of_paddle_nlp_is_ours(tmp_path: Path) -> None:
-    folder_of("llama", tmp_path)
-    changed(tmp_path, rope_scaling=None, rope_scaling_type="linear", rope_scaling_factor=4.0)
-    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
-    assert (settings["rope_scaling"], settings["rope_factor"]) == ("linear", 4.0)
+@pytest.mark.parametrize(
+    ("use", "settings", "said"),
+    [
+        ("llama", {"bias": "qkv", "qk_norm": True}, r"model\.(qk_norm is true|bias is 'qkv'), and Qwen"),
+        ("llama", {"bias": "qkv", "rope_interleaved": True}, "true, and Qwen2ForCausalLM has false only"),
+        ("bert", {"segments": 2, "tasks": 3}, r"model\.tasks is 3, and BertForMaskedLM has 0 only"),
+        ("bert", {}, r"model\.segments is 0, and BertForMaskedLM has 1 at least"),
+        ("vit", {"pool": "mean"}, r"model\.pool is 'mean', and ViTForImageClassification has 'class' only"),
+    ],
+)  # fmt: skip
+def test_settings_that_no_class_of_theirs_has_are_refused(
+    use: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        written(find("models", use)(**settings))
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "vit"])
@@ -450,18 +426,6 @@ def test_what_layer_norm_does_not_take_is_refused_at_the_door(name: str) -> None
         ValueError, match=r"epsilon: 0\.01 is more than paddle\.nn\.LayerNorm takes, which is 0\.001"
     ):
         find("models", name)(epsilon=0.01)
-
-
-def test_what_says_nothing_of_the_model_is_no_matter(tmp_path: Path) -> None:
-    folder_of("llama", tmp_path)
-    changed(
-        tmp_path, bos_token_id=1, use_cache=True, sliding_window=None, attention_bias=False,
-        transformers_version="4.40", rope_scaling=None, rope_theta=...,
-        rope_parameters={"rope_type": "default", "rope_theta": 7.0}, head_dim=4,
-        num_key_value_heads=...,
-    )  # fmt: skip
-    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
-    assert (settings["rope_base"], settings["rope_scaling"], settings["kv_heads"]) == (7.0, None, 4)
 
 
 @pytest.mark.parametrize(
@@ -481,15 +445,6 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path, make: Any, use: str, sai
     file.write_text(RECIPE.format(use=use, folder=tmp_path / "hf", more=""))
     with pytest.raises(RecipeError, match=said):
         read_recipe(file)
-
-
-def test_a_setting_that_theirs_has_not_is_not_written() -> None:
-    with pytest.raises(
-        UsageError, match=r"model\.pool is 'mean', and ViTForImageClassification has 'class' only"
-    ):
-        written(find("models", "vit")(pool="mean"))
-    with pytest.raises(UsageError, match=r"model\.segments is 0, and BertForMaskedLM has 1 at least"):
-        written(find("models", "bert")())
 
 
 VERSIONS: dict[str, dict[str, str]] = {
@@ -514,7 +469,4 @@ def test_names_of_other_versions_are_known(name: str, tmp_path: Path) -> None:
     assert set(shards) != set(opened.names)
     (tmp_path / "model.safetensors").unlink()
     write_tensors(tmp_path / "model.safetensors", shards)
-    weights, whose = translated(source(tmp_path), names_of(model), {})
-    assert whose == HUGGING_FACE
-    for ours, tensor in model.state_dict().items():
-        np.testing.assert_array_equal(weights.read(ours), tensor.numpy())
+    assert_read(tmp_path, model)

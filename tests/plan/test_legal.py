@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,8 +30,17 @@ def test_each_reason_is_one_sentence_with_neighbours(degrees, ranks, said):
     assert f"Legal on {ranks} ranks, nearest first:" in sentence
 
 
-def test_a_legal_layout_is_not_refused():
-    assert refusal(Degrees(data=2, tensor=2, pipeline=2), GPT, 8) is None
+@pytest.mark.parametrize(
+    ("degrees", "shape", "ranks", "is_refused"),
+    [
+        ({"data": 2, "tensor": 2, "pipeline": 2}, GPT, 8, False),
+        # A model that cannot be built without memory has no anatomy: its ranks build it, and say what it lacks.
+        ({"pipeline": 2, "tensor": 2}, Shape(batch=4), 4, False),
+        ({"pipeline": 7}, Shape(batch=0, anatomy=Anatomy(blocks=1)), 0, True),  # where nothing fits
+    ],
+)
+def test_a_legal_layout_is_not_refused(degrees, shape, ranks, is_refused):
+    assert (refusal(Degrees(**degrees), shape, ranks) is not None) == is_refused
 
 
 def test_neighbours_are_legal_and_near():
@@ -56,11 +66,6 @@ def test_a_model_without_tables_is_never_proposed_what_needs_them():
     assert {str(layout) for layout in legal_layouts(chained, 2)} == {"data 2", "sharding 2", "pipeline 2"}
 
 
-def test_what_only_a_rank_can_see_is_not_refused_here():
-    """A model that cannot be built without memory has no anatomy: its ranks build it, and say what it lacks."""
-    assert refusal(Degrees(pipeline=2, tensor=2), Shape(batch=4), 4) is None
-
-
 def test_the_tensor_axis_divides_what_the_tables_name():
     model = Anatomy(cut=(("layers.0.linear1", 30), ("layers.0.self_attn.num_heads", 4)))
     (said,) = problems(Degrees(tensor=4), Shape(anatomy=model), 4)
@@ -81,26 +86,18 @@ def test_interleaved_stages_want_whole_rounds_of_micros():
     assert "multiple of pipeline 2" in " ".join(problems(Degrees(pipeline=2), shape, 2))
 
 
-def test_when_nothing_fits_it_says_so():
-    assert refusal(Degrees(pipeline=7), Shape(batch=0, anatomy=Anatomy(blocks=1)), 0) is not None
-
-
-def test_sequences_are_those_of_the_data_set_when_it_names_a_length():
-    class Texts:
-        length = 30
-
-    said = " ".join(problems(Degrees(sequence=4), GPT.along(Texts, False), 4))
-    assert said == "sequence 4 does not divide the length (30)"
-    assert not problems(Degrees(sequence=4), GPT.along(object(), False), 4)
-
-
-def test_a_tensor_axis_may_cut_lengths_too():
-    class Texts:
-        length = 6
-
-    assert not problems(Degrees(tensor=4), GPT.along(Texts, False), 4)
-    (said,) = problems(Degrees(tensor=4), GPT.along(Texts, True), 4)
-    assert said == "tensor 4 does not divide the length (6), which sequence_parallel cuts"
+@pytest.mark.parametrize(
+    ("degrees", "length", "along", "said"),
+    [
+        ({"sequence": 4}, 30, False, ["sequence 4 does not divide the length (30)"]),
+        ({"sequence": 4}, None, False, []),
+        ({"tensor": 4}, 6, False, []),
+        ({"tensor": 4}, 6, True, ["tensor 4 does not divide the length (6), which sequence_parallel cuts"]),
+    ],
+)
+def test_sequences_are_those_of_the_data_set_when_it_names_a_length(degrees, length, along, said):
+    texts = SimpleNamespace(length=length) if length else object()
+    assert problems(Degrees(**degrees), GPT.along(texts, along), 4) == said
 
 
 def test_heads_of_keys_are_traded_too():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -200,12 +201,7 @@ def test_other_seeds_draw_other_settings(recipe: Path) -> None:
 def test_few_settings_are_each_trained_once(recipe: Path) -> None:
     words = ("schedule.learning_rate=[0.1, 0.01]", "optimizer.weight_decay=[0, 0.05]")
     records = played(recipe, *words, trials=20)
-    assert [record.settings for record in records] == [
-        ("0.1", "0"),
-        ("0.1", "0.05"),
-        ("0.01", "0"),
-        ("0.01", "0.05"),
-    ]
+    assert [record.settings for record in records] == [*product(("0.1", "0.01"), ("0", "0.05"))]
     drawn = played(recipe, *words, "train.batch=int(32, 34)", trials=11, folder=recipe.parent / "drawn")
     assert len({record.settings for record in drawn}) == 11
 
@@ -369,11 +365,7 @@ def scored(*scores: float | None) -> list[TrialRecord]:
 
 def test_the_best_is_the_first_of_equal_ones(recipe: Path) -> None:
     plan = planned(SweepRequest(recipe=recipe, texts=(RATE,)))
-    records = [
-        TrialRecord(number=n, settings=("1",), state="done", score=s)
-        for n, s in enumerate((0.5, 0.7, None, 0.7))
-    ]
-    assert [record.number for record in ranked(plan, records)] == [1, 3, 0]
+    assert [record.number for record in ranked(plan, scored(0.5, 0.7, None, 0.7))] == [1, 3, 0]
 
 
 def test_chance_is_named(recipe: Path) -> None:
@@ -382,9 +374,7 @@ def test_chance_is_named(recipe: Path) -> None:
             return 0.6, 0.8
 
     plan = planned(SweepRequest(recipe=recipe, texts=(RATE,)))
-    records = [
-        TrialRecord(number=n, settings=("1",), state="done", score=s) for n, s in enumerate((0.7, 0.65, 0.5))
-    ]
+    records = scored(0.7, 0.65, 0.5)
     assert "trial 1 may be as good" in chance(plan, records, Record())  # type: ignore[arg-type]
     assert chance(plan, [records[0], records[2]], Record()) == ""  # type: ignore[arg-type]
 

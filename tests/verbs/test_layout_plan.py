@@ -104,10 +104,10 @@ def test_layouts_without_a_rank_have_the_published_span_or_none() -> None:
     assert {row.choice.stage == 3 for row in rows} == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [("llama_7b", 16), ("gpt_6_7b", 8), ("gpt_345m", 4), ("llama_tiny", 2), ("bert_data2", 2)],
-)
+TAKEN = [("llama_7b", 16), ("gpt_6_7b", 8), ("gpt_345m", 4), ("llama_tiny", 2), ("bert_data2", 2)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), TAKEN)
 def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, tmp_path: Path) -> None:
     file = CONFIGS / f"{name}.yaml"
     plan = RecipePlan.make(file, (), [ranks], DEVICES["a100-80"])
@@ -125,14 +125,7 @@ def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, 
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [
-        ("llama_7b", 64),
-        ("gpt_6_7b", 8),
-        ("gpt_345m", 4),
-        ("llama_tiny", 2),
-        ("bert_data2", 2),
-        ("vit_digits", 2),
-    ],
+    [("llama_7b", 64), *TAKEN[1:], ("vit_digits", 2)],
 )
 def test_bytes_are_those_of_check(name: str, ranks: int, tmp_path: Path) -> None:
     """`check` printed up to 2.3 times as many: it counted scores, and GPT's MLP for every model."""
@@ -146,13 +139,8 @@ def test_bytes_are_those_of_check(name: str, ranks: int, tmp_path: Path) -> None
     assert ("flash attention" in sizes) == plan.planner.numerics.flash
 
 
-WIDE = (
-    "train.precision=bfloat16",
-    "model.width=2048",
-    "model.heads=16",
-    "model.kv_heads=16",
-    "model.length=2048",
-)
+SIZES = ("model.width=2048", "model.heads=16", "model.kv_heads=16", "model.length=2048")
+WIDE = ("train.precision=bfloat16", *SIZES)
 
 
 def test_packed_documents_take_a_mask_and_longer() -> None:
@@ -180,33 +168,27 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (
-            [str(SMALL), "--device", "a1000"],
+            [SMALL, "--device", "a1000"],
             "--device a1000: there is no data sheet of that name. Did you mean 'a100",
         ),
-        ([str(SMALL), "--ranks", "1-64"], "--ranks 1-64: give a number of cards"),
-        ([str(SMALL), "--ranks", "8", "--price", "0"], "--price 0: give the price"),
-        ([str(SMALL), "--ranks", "8", "--price", "nan"], "--price nan: give the price"),
-        ([str(SMALL), "--ranks", "8", "--node", "0"], "--node 0: give 1 or more"),
-        ([str(SMALL), "--ranks", "8", "--link", "fast"], "--link: 'fast' is not a"),
-        ([str(SMALL), "--ranks", "1..8", "--write", "new"], "--write new writes one recipe"),
-        ([str(SMALL), "--device", "v100"], "--device v100-32 has no products of bfloat16"),
-        ([str(SMALL), "train.precision=float64"], "train.precision=float64: no data sheet"),
-        ([str(SMALL), "train.device=cpu"], "train.device=cpu: data sheets are of accelerators"),
-        (
-            [str(CONFIGS / "digits_local_sgd.yaml")],
-            "strategy.use=local_sgd: a plan knows the steps of single",
-        ),
-        (
-            [str(CONFIGS / "resnet50_imagenet.yaml")],
-            "model resnet cannot be planned: its settings have no width",
-        ),
-        ([str(CONFIGS / "llama_tiny_lora.yaml")], "adapter: a plan counts the products"),
+        ([SMALL, "--ranks", "1-64"], "--ranks 1-64: give a number of cards"),
+        ([SMALL, "--ranks", "8", "--price", "0"], "--price 0: give the price"),
+        ([SMALL, "--ranks", "8", "--price", "nan"], "--price nan: give the price"),
+        ([SMALL, "--ranks", "8", "--node", "0"], "--node 0: give 1 or more"),
+        ([SMALL, "--ranks", "8", "--link", "fast"], "--link: 'fast' is not a"),
+        ([SMALL, "--ranks", "1..8", "--write", "new"], "--write new writes one recipe"),
+        ([SMALL, "--device", "v100"], "--device v100-32 has no products of bfloat16"),
+        ([SMALL, "train.precision=float64"], "train.precision=float64: no data sheet"),
+        ([SMALL, "train.device=cpu"], "train.device=cpu: data sheets are of accelerators"),
+        ([CONFIGS / "digits_local_sgd.yaml"], "strategy.use=local_sgd: a plan knows the steps of single"),
+        ([CONFIGS / "resnet50_imagenet.yaml"], "model resnet cannot be planned: its settings have no width"),
+        ([CONFIGS / "llama_tiny_lora.yaml"], "adapter: a plan counts the products"),
     ],
 )
 def test_mistakes_are_met_at_the_door(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    words: list[str | Path], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sentence in refused(capsys, *words)
+    assert sentence in refused(capsys, *map(str, words))
 
 
 def test_a_slower_network_takes_longer() -> None:

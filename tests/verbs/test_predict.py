@@ -162,12 +162,16 @@ def test_lines_are_padded_as_the_run_pads(tmp_path):
     assert found["mask"].tolist() == [True, True, False]
 
 
-def test_a_dim_of_any_size_is_read_as_it_is(tmp_path):
-    (tmp_path / "some.jsonl").write_text("[1, 2]\n[3]")
-    assert [x.tolist() for x in samples_of(tmp_path / "some.jsonl", one((None,), "int64"), {})] == [
-        [1, 2],
-        [3],
-    ]
+@pytest.mark.parametrize(
+    ("name", "content", "of", "rows"),
+    [
+        ("some.jsonl", "[1, 2]\n[3]", ((None,), "int64"), [[1, 2], [3]]),  # a dim of any size, as it is
+        ("some.csv", "a,b\n1,2\n3,4\n", ((2,), "float32"), [[1, 2], [3, 4]]),  # a header is passed over
+    ],
+)
+def test_a_file_of_one_input(tmp_path, name, content, of, rows):
+    (tmp_path / name).write_text(content)
+    assert [x.tolist() for x in samples_of(tmp_path / name, one(*of), {})] == rows
 
 
 @pytest.mark.parametrize(
@@ -186,12 +190,11 @@ def test_a_line_that_does_not_fit_is_named(tmp_path, line, what):
 
 
 def test_archives_and_tables_without_a_name_are_refused(tmp_path):
-    np.savez(tmp_path / "some.npz", ids=np.zeros((2, 3)), mask=np.zeros((2, 3)))
+    both = {"ids": np.zeros((2, 3)), "mask": np.zeros((2, 3))}
+    np.savez(tmp_path / "some.npz", **both)
     with pytest.raises(DataError, match=r"has ids, mask, and no more\.age"):
         list(samples_of(tmp_path / "some.npz", SEVERAL, {}))
-    np.savez(
-        tmp_path / "some.npz", **{"ids": np.zeros((2, 3)), "mask": np.zeros((2, 3)), "more.age": np.zeros(3)}
-    )
+    np.savez(tmp_path / "some.npz", **both, **{"more.age": np.zeros(3)})
     with pytest.raises(DataError, match=r"unequal numbers of samples: ids 2, mask 2, more\.age 3"):
         list(samples_of(tmp_path / "some.npz", SEVERAL, {}))
     np.save(tmp_path / "some.npy", np.zeros((2, 3)))
@@ -199,23 +202,9 @@ def test_archives_and_tables_without_a_name_are_refused(tmp_path):
         list(samples_of(tmp_path / "some.npy", SEVERAL, {}))
 
 
-def test_a_header_of_a_table_of_one_input_is_passed_over(tmp_path):
-    (tmp_path / "some.csv").write_text("a,b\n1,2\n3,4\n")
-    assert [x.tolist() for x in samples_of(tmp_path / "some.csv", one((2,), "float32"), {})] == [
-        [1, 2],
-        [3, 4],
-    ]
-
-
 def test_what_a_model_of_several_inputs_reads_is_kept(tmp_path):
-    class Texts:
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, i):
-            return ({"ids": np.arange(i + 1)}, [np.float32(1), np.zeros(2)]), 0
-
-    kept = Inputs.from_dataset(Texts(), varies=True)
+    texts = [(({"ids": np.arange(i + 1)}, [np.float32(1), np.zeros(2)]), 0) for i in range(3)]
+    kept = Inputs.from_dataset(texts, varies=True)
     assert str(kept) == "[0].ids int64[any], [1][0] float32[], [1][1] float64[2]"
     kept.write(tmp_path)
     assert Inputs.read(tmp_path) == kept
