@@ -98,10 +98,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": {"use": "hybrid", "pipeline": 2}, "model": nn.Linear(6, 4)}, "ordered `blocks`"),
     ({"strategy": "single"}, "strategy single runs on one rank"),
     ({"train": Points(0)}, "dataset: the train split is empty: its len() is 0."),
-    (
-        {"test": Points(0)},
-        "the test split is empty: its len() is 0. To hold nothing out, let it be None.",
-    ),
+    ({"test": Points(0)}, "the test split is empty: its len() is 0. To hold nothing out, let it be None."),
     ({"micro_batches": 17}, "a batch of 16 cannot be cut into 17"),
 ]
 

@@ -11,7 +11,7 @@ from paddle_dp import checkpoint
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.recipe.yaml_document import parse
 from tests.house.datasets import Samples
-from tests.parity import recorded, weights
+from tests.parity import assert_same_weights, recorded, weights
 from tests.ranks import run_ranks
 
 CUTS = {
@@ -70,10 +70,8 @@ def test_two_ranks_of_cut_channels_learn_what_one_process_learns(tmp_path):
         for found, want, rtol in zip(many, one, (1e-11, 2e-2), strict=True):
             np.testing.assert_allclose(found["rows"], want["rows"], rtol=rtol)
             assert found["held"] < 0.6 * want["held"]
-            ours, theirs = weights(found["saved"]), weights(want["saved"])
-            assert set(ours) == set(theirs) and "model/norm._mean" in theirs
-            for name, value in theirs.items():
-                np.testing.assert_allclose(ours[name], value, atol=rtol, err_msg=name)
+            assert_same_weights(found["saved"], want["saved"], rtol)
+            assert "model/norm._mean" in weights(want["saved"])
 
 
 @pytest.mark.long
@@ -84,10 +82,8 @@ def test_samples_over_ranks_of_cut_channels(strategy, tmp_path):
     many = run_ranks(train, 4, str(tmp_path / "four"), strategy, "float64", sync=True)
     for found in many:
         np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-11)
-    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, atol=1e-11, err_msg=name)
+    assert_same_weights(many[0]["saved"], one["saved"], 1e-11)
     local = run_ranks(train, 4, str(tmp_path / "local"), strategy, "float64")
-    means = weights(local[0]["saved"])
+    means, theirs = (weights(each["saved"]) for each in (local[0], one))
     assert not np.allclose(means["model/norm._variance"], theirs["model/norm._variance"], atol=1e-6)
     np.testing.assert_allclose(means["model/norm._mean"], theirs["model/norm._mean"], atol=0.05)

@@ -213,10 +213,7 @@ def updated(kind: str, stage: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (
-            "empty",
-            r"sharding_stage=3: parameter nothing of the model is empty and cannot be sharded\. Leave",
-        ),
+        ("empty", r"sharding_stage=3: parameter nothing of the model is empty and cannot be sharded\. Leave"),
         (
             "outside",
             r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outside of the forward of the",

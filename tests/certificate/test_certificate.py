@@ -32,11 +32,7 @@ train: {length: 6 steps, batch: 8, micro_batches: 2}
 callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 2 steps, keep: 9}]
 """
 TENSOR = "strategy={use: hybrid, tensor: 2}"
-LAYOUTS = {
-    1: (),
-    2: (TENSOR,),
-    4: ("strategy={use: hybrid, tensor: 2, sharding: 2, sharding_stage: 2}",),
-}
+LAYOUTS = {1: (), 2: (TENSOR,), 4: ("strategy={use: hybrid, tensor: 2, sharding: 2, sharding_stage: 2}",)}
 
 
 @pytest.fixture

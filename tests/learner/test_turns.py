@@ -148,10 +148,7 @@ CASES: dict[str, dict[str, Any]] = {
     "momentum": {"rule": MOMENTUM},
 }
 HYBRID: dict[str, dict[str, Any]] = {
-    f"zero{stage}": {
-        "rule": MOMENTUM,
-        "strategy": {"use": "hybrid", "sharding": 2, "sharding_stage": stage},
-    }
+    f"zero{stage}": {"rule": MOMENTUM, "strategy": {"use": "hybrid", "sharding": 2, "sharding_stage": stage}}
     for stage in (3, 2, 1)
 } | {
     "bucketed": {"strategy": {"use": "data_parallel", "exchange": "bucketed"}},

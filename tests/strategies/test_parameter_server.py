@@ -15,7 +15,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, served
-from tests.parity import assert_same, train, train_each, truth, weights
+from tests.parity import assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
 TWO_AND_TWO = Degrees(data=2, servers=2)
@@ -90,10 +90,8 @@ def test_two_runs_have_the_same_bits_and_so_has_one_that_was_resumed(tmp_path: P
     run_ranks(train, 4, str(tmp_path / "cut"), strategy(2), "4 steps")
     resumed = run_ranks(train, 4, str(tmp_path / "cut"), strategy(2), resume=True)
     assert once[0]["rows"] == again[0]["rows"] and once[0]["rows"][4:] == resumed[0]["rows"]
-    first = weights(once[0]["saved"])
     for other in (again, resumed):
-        found = weights(other[0]["saved"])
-        assert all(np.array_equal(value, found[name]) for name, value in first.items())
+        assert_same_weights(other[0]["saved"], once[0]["saved"])
 
 
 @pytest.mark.long

@@ -123,10 +123,7 @@ def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, 
         write_chosen(plan, file, (), tmp_path / "new")
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [("llama_7b", 64), *TAKEN[1:], ("vit_digits", 2)],
-)
+@pytest.mark.parametrize(("name", "ranks"), [("llama_7b", 64), *TAKEN[1:], ("vit_digits", 2)])
 def test_bytes_are_those_of_check(name: str, ranks: int, tmp_path: Path) -> None:
     """`check` printed up to 2.3 times as many: it counted scores, and GPT's MLP for every model."""
     file = CONFIGS / f"{name}.yaml"
