@@ -40,20 +40,16 @@ def answer(outputs: Any, targets: Any, **settings: Any) -> tuple[float, Any]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_total_is_the_sum_over_samples(smoothing: float) -> None:
-    outputs, targets = drawn(33)
+@pytest.mark.parametrize("shape", [(33,), (4, 7)])
+def test_the_total_is_the_sum_over_samples_of_the_mean_of_their_targets(
+    smoothing: float, shape: tuple[int, ...]
+) -> None:
+    outputs, targets = drawn(*shape)
     total, count = answer(outputs, targets, label_smoothing=smoothing)
-    assert total == pytest.approx(each(outputs, targets, smoothing).sum(), rel=1e-6)
-    assert count == 33
+    losses = each(outputs, targets, smoothing).reshape(shape[0], -1)
+    assert total == pytest.approx(losses.mean(1).sum(), rel=1e-6)
+    assert count == shape[0]
     assert not hasattr(Config(label_smoothing=smoothing).build(), "count")
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_targets_of_a_sample_are_averaged(smoothing: float) -> None:
-    outputs, targets = drawn(4, 7)
-    total, count = answer(outputs, targets, label_smoothing=smoothing)
-    assert total == pytest.approx(each(outputs, targets, smoothing).mean(1).sum(), rel=1e-6)
-    assert count == 4
 
 
 @pytest.mark.parametrize("ignored", [-1, -100, 0, 3])

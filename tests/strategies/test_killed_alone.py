@@ -49,13 +49,21 @@ def last(folder: Path) -> Path:
     return checkpoints(folder / "run" / "checkpoints")[-1]
 
 
-def test_a_killed_rank_is_named_and_the_run_ends_with_the_bits_of_one_that_nobody_disturbed(tmp_path):
-    """The checkpoint of step 14 is in the midst of the period from 9 to 15."""
-    killed = train(tmp_path / "killed", DILOCO, kills=True)
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        (DILOCO, 2),  # step 14 is in the midst of the period from 9 to 15
+        ("{use: replicas, count: 3}", 1),  # statistics of three copies; weights are saved once
+    ],
+)
+def test_a_killed_rank_is_named_and_the_run_ends_with_the_bits_of_one_that_nobody_disturbed(
+    tmp_path, strategy, ranks
+):
+    killed = train(tmp_path / "killed", strategy, kills=True, ranks=ranks)
     assert killed.returncode == 0, killed.stderr
-    assert re.search(r"rank 1 of 2 on \S+: ended by SIGKILL", killed.stderr), killed.stderr
+    assert re.search(rf"rank {ranks - 1} of {ranks} on \S+: ended by SIGKILL", killed.stderr), killed.stderr
     assert "starts again from step 14" in killed.stderr
-    assert train(tmp_path / "whole", DILOCO, kills=False).returncode == 0
+    assert train(tmp_path / "whole", strategy, kills=False, ranks=ranks).returncode == 0
     assert different(last(tmp_path / "killed"), last(tmp_path / "whole")) == 0
 
 
@@ -64,14 +72,3 @@ def test_an_asynchronous_run_goes_on_too(tmp_path):
     assert killed.returncode == 0, killed.stderr
     assert re.search(r"rank 1 of 2 on \S+: ended by SIGKILL", killed.stderr), killed.stderr
     assert last(tmp_path / "killed").name == "step-00000040"
-
-
-def test_copies_in_one_process_go_on_too(tmp_path):
-    """With dropout, and BatchNorm's statistics of three copies; its weights are in the checkpoint of step 14 once."""
-    copies = "{use: replicas, count: 3}"
-    killed = train(tmp_path / "killed", copies, kills=True, ranks=1)
-    assert killed.returncode == 0, killed.stderr
-    assert re.search(r"rank 0 of 1 on \S+: ended by SIGKILL", killed.stderr), killed.stderr
-    assert "starts again from step 14" in killed.stderr
-    assert train(tmp_path / "whole", copies, kills=False, ranks=1).returncode == 0
-    assert different(last(tmp_path / "killed"), last(tmp_path / "whole")) == 0
