@@ -226,11 +226,13 @@ def record(tmp_path):
 
 
 def passed(loader, batches, number=1, drew=(), managed=False):
-    return PassBegan(loader, number, batches, drew=drew, managed=managed, where="train.py:20")
+    how = {"drew": drew, "managed": managed, "where": "train.py:20"}
+    return PassBegan(loader=loader, number=number, batches=batches, **how)
 
 
 def fetched(loader, index, size, number=1, drew=(), states=None):
-    return Fetched(loader, number, index, size, rows=(), drew=drew, states=states or STATES)
+    drawn = {"rows": (), "drew": drew, "states": states or STATES}
+    return Fetched(loader=loader, number=number, index=index, size=size, **drawn)
 
 
 def stepped(step, digests, batches=((0, 1, 0),), drew=False, missing=()):
