@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.house.programs import ROOT, run_python
-from tools.house import OUTSIDE_CORE, ROOMS, Import, imports, room_of, this_tree
+from tools.house import OUTSIDE_CORE, ROOMS, room_of
+from tools.source_tree import Import, imports, this_tree
 
 LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it

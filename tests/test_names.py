@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import Declared, double_classes, refused, refused_words, this_tree
+from tools.declared_names import refused_words
+from tools.source_tree import Declared, double_classes, refused, this_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMELESS = {"util", "utils", "common", "helper", "helpers", "misc"}

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import (
-    Tree,
-    circles,
-    declarations,
-    double_classes,
-    identifiers,
-    is_pronoun,
-    learner_shape,
-    public_names,
-    room_of,
-    words_per_10000,
-)
+from tools.declared_names import declarations, identifiers, is_pronoun
+from tools.house import room_of
+from tools.source_tree import Tree, circles, double_classes, learner_shape, public_names, words_per_10000
 
 BASE = '''"""Two words."""
 from dataclasses import dataclass
