@@ -20,20 +20,11 @@ from paddle_dp.plan.legal import layouts
 from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.units import Recompute
 from tools.benchmark import foretold
+from tools.benchmark.forecast import block_shares, is_played
 from tools.benchmark.foretold import Choice, Row, Site, choices, measured, read, table, verdict, write
+from tools.benchmark.link_events import Cost, Kind, Link, Play, Transfer
 from tools.benchmark.overlap import windows
-from tools.benchmark.step_events import (
-    STEPS,
-    Cost,
-    Kind,
-    Link,
-    Play,
-    Transfer,
-    _Script,
-    block_shares,
-    is_played,
-    step_seconds,
-)
+from tools.benchmark.step_events import STEPS, _Script, step_seconds
 
 # Tables, six blocks of two matrices, of which the tensor axis cuts one, and a head.
 BLOCKS = [

@@ -9,6 +9,10 @@ from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, Sent, mean_bytes, sent
 from paddle_dp.plan.rank_memory import Blocks, Layout
 
+MOST = 30_000  # ranks × blocks × micro-batches: a play of a few seconds
+# The ends of names of tables that tokens or positions look up.
+TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -62,3 +66,22 @@ class Forecast:
             for overlap in (True, False)
         )
         return best, worst
+
+
+def block_shares(blocks: Blocks) -> list[float]:
+    """The share of each block in the products: by its matrices. The first of several blocks has none if its matrices
+    are tables that tokens look up."""
+    sizes = [float(sum(weight.size for weight in block if len(weight.shape) > 1)) for block in blocks]
+    if len(blocks) > 2 and any(weight.name.endswith(TABLES) for weight in blocks[0]):
+        sizes[0] = 0.0
+    if not any(sizes):  # no matrix
+        sizes = [1.0] * len(blocks)
+    return [size / sum(sizes) for size in sizes]
+
+
+def is_played(layout: Layout, blocks: int, micro_batches: int) -> bool:
+    """Whether step_events.py knows the layout's order, and the play is short enough: axes, whose ranks exchange in each
+    step."""
+    rare = layout.branches, layout.averaged_every, layout.asynchronous, layout.compress, layout.exchange
+    axes = not any(rare) and layout.replicas == 1 and not layout.degrees.servers
+    return axes and layout.degrees.ranks * blocks * micro_batches <= MOST

@@ -51,11 +51,12 @@ from tests.sim.build import built
 from tests.sim.build import why_not as why_no_device
 from tools.benchmark.compute import quick, variables
 from tools.benchmark.forecast import Forecast
+from tools.benchmark.link_events import Cost, Kind, Link
 from tools.benchmark.namespaces import BURST_BYTES, Cluster, cluster, why_not
 from tools.benchmark.overlap import windows
 from tools.benchmark.run_job import run_job
 from tools.benchmark.slow_device import VARIABLE
-from tools.benchmark.step_events import Cost, Kind, Link, step_seconds
+from tools.benchmark.step_events import step_seconds
 from tools.benchmark.wire import Bench
 
 HERE = Path(__file__).resolve().parent
