@@ -21,7 +21,9 @@ from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.units import Recompute
 from tools.benchmark import foretold
 from tools.benchmark.forecast import block_shares, is_played
-from tools.benchmark.foretold import Choice, Row, Site, choices, measured, read, table, verdict, write
+from tools.benchmark.foretold import choices, measured
+from tools.benchmark.foretold_sites import RECIPES, Choice, Site, read_costs
+from tools.benchmark.foretold_table import Row, picture, read, table, verdict, write
 from tools.benchmark.link_events import Cost, Kind, Link, Play, Transfer
 from tools.benchmark.overlap import windows
 from tools.benchmark.step_events import STEPS, _Script, step_seconds
@@ -213,8 +215,7 @@ def row(**changes: Any) -> Row:
 
 def test_every_layout_of_the_gpt_and_those_of_the_mlp_whose_bytes_are_counted() -> None:
     names = {
-        model: [each.name for each in choices(foretold.RECIPES["device"][model], model, 2)]
-        for model in ("gpt", "mlp")
+        model: [each.name for each in choices(RECIPES["device"][model], model, 2)] for model in ("gpt", "mlp")
     }
     stages = [f"sharding 2, stage {n}" for n in (1, 2, 3)]
     assert sorted(names["mlp"]) == sorted(["data 2", *stages])
@@ -244,7 +245,7 @@ def test_rows_survive_their_file_and_are_drawn(tmp_path: Path) -> None:
     rows = [row(), row(place="namespaces", ranks=4)]
     write(rows, tmp_path / "rows.csv")
     assert [read(line) for line in csv.DictReader((tmp_path / "rows.csv").open())] == rows
-    foretold.picture(rows, tmp_path / "rows.png")
+    picture(rows, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -309,7 +310,7 @@ def test_each_kind_of_exchange_is_measured_between_two_ranks(tmp_path: Path) -> 
         check=True,
         timeout=100,
     )
-    costs = foretold.read_costs(tmp_path / "costs.json")
+    costs = read_costs(tmp_path / "costs.json")
     assert {*costs} == {*get_args(Kind)}
     each = [cost for costs_of_kind in costs.values() for cost in costs_of_kind]
     assert all(0 < cost.start < 0.1 for cost in each) and sum(cost.byte for cost in each) > 0
