@@ -37,6 +37,7 @@ from tests.golden.cases import CASES, RECIPES, Case  # noqa: E402
 from tests.golden.comparison import compact, differences, renamed, reworded  # noqa: E402
 from tests.golden.lane import Lanes  # noqa: E402
 from tests.golden.record import Record, environment, machine, record  # noqa: E402
+from tools.command_line import parser_of  # noqa: E402
 
 
 def run_cases(
@@ -131,9 +132,7 @@ def report(old: Mapping[str, Record], new: Sequence[Record], names: Mapping[str,
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("verb", choices=["record", "compare", "list"])
     parser.add_argument("file", nargs="?", type=Path, help="one line of JSON for each case")
     parser.add_argument(

@@ -28,6 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.command_line import parser_of
 from tools.declared_names import identifiers, is_pronoun
 from tools.entered_files import Functions, entered_functions
 from tools.source_tree import (
@@ -234,9 +235,7 @@ def unpack(commit: str, folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("trees", nargs="*", default=[], help="folders or commits; default: this tree")
     parser.add_argument("--markdown", action="store_true", help="print a markdown table")
     parser.add_argument(

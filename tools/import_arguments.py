@@ -11,7 +11,6 @@ the names below: nothing is downloaded. Every key is accounted for, or the tool 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.importer import Import, import_recipe
 from paddle_dp.errors import UsageError
+from tools.command_line import parser_of
 from tools.import_counts import count_imports
 
 RANKS = (8, 16, 32, 64, 128)  # the first that the degrees of the axes divide
@@ -99,9 +99,7 @@ def reason_of(error: str, file: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--from", dest="clone", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--keep", type=Path, metavar="RECIPES")
     arguments = parser.parse_args()

@@ -12,7 +12,6 @@ a recipe gets ten classes of small pictures, drawn here, and a batch of 8 in flo
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -30,6 +29,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from paddle_dp.coming_from.importer import import_recipe
+from tools.command_line import paddle_dp, parser_of
 from tools.import_counts import count_imports
 
 CARDS, CLASSES, PIXELS = 4, 10, 64
@@ -88,17 +88,7 @@ def verify(files: Sequence[Path], wanted: Sequence[str], clone: Path, folder: Pa
             import_recipe(file, CARDS, folder / f"{name}.yaml")
         recipe = YAML(typ="safe", pure=True).load((folder / f"{name}.yaml").read_text())
         start = time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "paddle_dp",
-            "verify",
-            f"{name}.yaml",
-            "--ranks",
-            "2",
-            "--steps",
-            "2",
-        ]
+        command = paddle_dp("verify", f"{name}.yaml", "--ranks", 2, "--steps", 2)
         done = subprocess.run(
             [*command, *overrides(recipe, folder)],
             cwd=folder,
@@ -117,9 +107,7 @@ def verify(files: Sequence[Path], wanted: Sequence[str], clone: Path, folder: Pa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--from", dest="clone", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--keep", type=Path, metavar="RECIPES")
     parser.add_argument("--verify", nargs="*", metavar="NAME")

@@ -35,6 +35,7 @@ from tests.proof.mutants.report import into_page, needs_suite, score, table, unr
 from tests.proof.mutants.reviewed import Reviewed, write
 from tests.proof.mutants.sites import ROOT
 from tests.proof.mutants.suite import Suite
+from tools.command_line import parser_of
 
 
 def examine(recipe: str, count: int, seeds: Sequence[str], rows: Path) -> None:
@@ -94,9 +95,7 @@ def commit() -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=20, help="mutants of each recipe")
     parser.add_argument("--seed", nargs="+", default=["1"], help="any words")
     parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), metavar="NAME", help=", ".join(RECIPES))

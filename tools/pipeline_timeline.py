@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.plan.pipeline_schedule import bubble, check_schedule
 from paddle_dp.recipe import read_recipe
+from tools.command_line import paddle_dp, parser_of
 
 HEAD = "| schedule | micro-batches m | idle, each rank | mean | formula | off by | share of a core |"
 CASES = {"f_then_b": 1, "1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
@@ -63,16 +64,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="paddle-dp-timeline-") as scratch:
         for attempt in range(given.attempts):
             folder = Path(scratch) / str(attempt) / given.recipe.stem  # the folder's name is the run's
-            command = [
-                sys.executable,
-                "-m",
-                "paddle_dp",
-                "train",
-                str(given.recipe),
-                "--ranks",
-                str(given.ranks),
-            ]
-            command += ["--out", str(folder), *overrides(given, schedule, micro_batches)]
+            words = ["--ranks", given.ranks, "--out", folder, *overrides(given, schedule, micro_batches)]
+            command = paddle_dp("train", given.recipe, *words)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -100,8 +93,7 @@ def row(schedule: str, micro_batches: int, ranks: int, steps: list[dict[str, Any
 
 
 def arguments() -> argparse.Namespace:
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
+    parser = parser_of(__doc__)
     parser.add_argument("recipe", type=Path, help="of a model with `depth`, on hybrid with a pipeline")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2, help="how many; all of them stages (default 2)")

@@ -7,7 +7,6 @@ Exit status 1 if a threshold is missed, or if the product's bars (paddle_dp/plan
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from paddle_dp.plan.candidates import Candidate
 from paddle_dp.plan.ranking import is_foretold
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
+from tools.command_line import parser_of
 from tools.planner.fitted_rates import ALL, ONE_CARD, errors, fitted, probed
 from tools.planner.judge import (
     bar,
@@ -288,9 +288,7 @@ def joined(numbers: Iterable[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="fit nothing: seconds instead of a minute")
     parser.add_argument(
         "--vtrain", type=Path, metavar="DIR", help="a folder that holds vTrain's ground_truth_*.csv"

@@ -6,7 +6,6 @@ python tools/proof_margins.py --only llama_tiny     # rows whose names begin wit
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from paddle_dp.errors import EndedError
 from paddle_dp.proof import Comparison, Verdict, compare_sides
 from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.report import number
+from tools.command_line import parser_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DATA = ((2, "data"), (3, "data"))
@@ -142,9 +142,7 @@ def _cell(found: Sequence[float | None]) -> str:
 
 def main() -> int:
     """Returns 0 if every correct layout is the same, and every fault is caught."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="NAME", help="recipes whose names begin with one of these"
     )

@@ -5,7 +5,6 @@ python tools/sharding_memory.py configs/gpt_sharding2.yaml --ranks 2
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes, stat
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.proof.trace_files import Key
 from paddle_dp.recipe import read_recipe
+from tools.command_line import parser_of
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters |"
 
@@ -48,9 +48,7 @@ def line(stage: int, found: StateBytes, sizes: list[int], ranks: int, widths: Wi
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2)

@@ -14,7 +14,6 @@ layout's are started. The numbers are the same.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
@@ -33,6 +32,7 @@ from paddle_dp.proof.report import number
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.proof.verdict import compare_sides
 from paddle_dp.recipe import read_recipe
+from tools.command_line import parser_of
 
 HELD = ("parameters", "most gradients", "optimizer")  # at rest, in backward, at rest
 HEAD = "| layout | ranks | r in float64 | r in its own | loss apart | seconds | held by a rank | verdict |"
@@ -134,9 +134,7 @@ def row(tried: Tried, one: Side) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     tiny = Path(__file__).resolve().parents[1] / "configs" / "gpt_tiny.yaml"
     parser.add_argument("recipe", type=Path, nargs="?", default=tiny, help="default: configs/gpt_tiny.yaml")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")

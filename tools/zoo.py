@@ -8,7 +8,6 @@ python tools/zoo.py --heavy --folder FOLDER           # goes on where an earlier
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.faults import FILES
 from tests.proof.zoo.marking import CASES_PER_JOB, Mark, examine
+from tools.command_line import parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -158,9 +158,7 @@ def write_claims(marks: Sequence[Mark]) -> None:
 
 def main() -> int:
     """Returns 0 if every fault is caught by the guard that should catch it, and every honest model passes; else 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="cases whose names begin so")
     parser.add_argument("--heavy", action="store_true", help="also models that take gigabytes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")

@@ -38,8 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.figures import new_figure
 from paddle_dp.units import Bytes
+from tools.command_line import environment, paddle_dp, parser_of
+from tools.tables import table_head, table_row
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = "1KB,8KB,64KB,512KB,4MB,32MB,256MB"
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 ROW = 0.25  # seconds that a row of calls takes at least
@@ -92,9 +93,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", default="2", metavar="N,…", help="processes (default 2)")
     parser.add_argument("--sizes", default=SIZES, metavar="SIZE,…", help=f"of the whole (default {SIZES})")
     parser.add_argument("--operations", default=",".join(OPERATIONS), metavar="NAME,…")
@@ -110,22 +109,10 @@ def in_a_job(ranks: int, given: argparse.Namespace) -> list[Measured]:
     """What a job of so many ranks measures."""
     with tempfile.TemporaryDirectory(prefix="allreduce-") as folder:
         result = Path(folder) / "result.json"
-        command = [
-            sys.executable,
-            "-m",
-            "paddle_dp",
-            "launch",
-            "--ranks",
-            str(ranks),
-            "--out",
-            f"{folder}/logs",
-        ]
-        command += [__file__, "--sizes", given.sizes, "--operations", given.operations]
-        environment = {
-            **os.environ, RESULT: str(result), "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
-        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+        script = [__file__, "--sizes", given.sizes, "--operations", given.operations]
+        command = paddle_dp("launch", "--ranks", ranks, "--out", f"{folder}/logs", *script)
+        variables = environment(OMP_NUM_THREADS="1", **{RESULT: str(result)})
+        done = subprocess.run(command, env=variables, stdout=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(done.returncode)
         return [Measured(**row) for row in json.loads(result.read_text())]
@@ -246,8 +233,8 @@ def read_rows(peer: socket.socket, size: int) -> None:
 
 
 def table(rows: Sequence[Measured]) -> Iterator[str]:
-    yield "| operation | ranks | size | time | algorithm | bus | bus / algorithm | of a socket |"
-    yield "|---|---|---|---|---|---|---|---|"
+    names = ["operation", "ranks", "size", "time", "algorithm", "bus", "bus / algorithm", "of a socket"]
+    yield from table_head(names).splitlines()
     sockets = {row.size: row.bus for row in rows if row.operation == "socket"}
     for row in rows:
         of_socket = (
@@ -258,7 +245,7 @@ def table(rows: Sequence[Measured]) -> Iterator[str]:
         bound = f"{share(row.operation, row.ranks):.2f}" if row.operation in OPERATIONS else ""
         cells = [row.operation, row.ranks, spoken(row.size), lasting(row.seconds)]
         cells += [f"{row.algorithm / 1e9:.3f} GB/s", f"{row.bus / 1e9:.3f} GB/s", bound, of_socket]
-        yield f"| {' | '.join(map(str, cells))} |"
+        yield table_row(cells)
 
 
 def spoken(size: int) -> str:

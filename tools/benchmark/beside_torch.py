@@ -22,8 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.benchmark.turns import ratio
+from tools.command_line import parser_of, why_no_import
+from tools.tables import table_head, table_row
 
 Step = Callable[[], object]
 CLASSES, TOKENS = 10, 256
@@ -48,9 +51,7 @@ SIDES = ("PyTorch", "PyTorch, malloc keeps memory", "paddle_dp")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], epilog="All of it: see this file's beginning."
-    )
+    parser = parser_of(__doc__, in_short=True)
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that can import torch")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default=",".join(SIZES))
@@ -63,24 +64,15 @@ def main() -> int:
         serve(*given.serve)
         return 0
     sides = ("paddle_dp", COMPILED) if given.compile else SIDES
-    if "PyTorch" in sides and not can_import_torch(given.torch):
+    if "PyTorch" in sides and why_no_import(given.torch, "torch"):
         print(f"{given.torch} cannot import torch: name one that can, --torch PYTHON.", file=sys.stderr)
         return 2
-    print(f"| a step in ms, and its ratio to {sides[0]}'s | {' | '.join(sides)} |", flush=True)
-    print("|---" * (1 + len(sides)) + "|", flush=True)
+    print(table_head([f"a step in ms, and its ratio to {sides[0]}'s", *sides]), flush=True)
     for name in given.models.split(","):
         taken = in_turns(name, sides, given.torch, given.rounds)
-        cells = []
-        for each in taken:
-            ratio = statistics.median(a / b for a, b in zip(each, taken[0], strict=True))
-            cells.append(f"{1000 * statistics.median(each):.1f} ({ratio:.2f})")
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        cells = [f"{1000 * statistics.median(each):.1f} ({ratio(each, taken[0]):.2f})" for each in taken]
+        print(table_row([name, *cells]), flush=True)
     return 0
-
-
-def can_import_torch(python: str) -> bool:
-    command = [python, "-c", "import torch"]
-    return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def in_turns(name: str, sides: tuple[str, ...], torch: str, rounds: int) -> list[list[float]]:

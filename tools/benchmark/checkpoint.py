@@ -22,13 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.compute import one_thread
 
-if kind := mkl_type():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
+os.environ.update(one_thread())
 
 import numpy as np
 import paddle

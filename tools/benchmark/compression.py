@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.command_line import ROOT, environment, paddle_dp, parser_of
+from tools.tables import table_head, table_row
+
 WAYS = ("none", "bfloat16", "float16", "power_sgd rank 4", "power_sgd rank 4 after 0 steps")
 PATIENCE = 300  # seconds for one training
 
@@ -47,9 +50,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--recipe", type=Path, default=ROOT / "configs" / "digits_resnet18.yaml", metavar="FILE"
     )
@@ -70,15 +71,9 @@ def trained(recipe: Path, way: str, seed: int, ranks: int, words: Sequence[str])
     with tempfile.TemporaryDirectory(prefix="compression-") as folder:
         run = Path(folder) / "run"
         callbacks = "callbacks=[{use: metrics, every: 1 step}, {use: evaluate, every: 1 epoch}]"
-        command = [
-            sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", str(ranks), "--out", str(run),
-            f"train.seed={seed}", f"strategy.compress={way}", callbacks, *words,
-        ]  # fmt: skip
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        job = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": path},
-            check=False,
-        )  # fmt: skip
+        overrides = [f"train.seed={seed}", f"strategy.compress={way}", callbacks, *words]
+        command = paddle_dp("train", recipe, "--ranks", ranks, "--out", run, *overrides)
+        job = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment())
         if job.returncode:
             raise RuntimeError(f"status {job.returncode}\n" + "\n".join(job.stderr.splitlines()[-15:]))
         return outcome((run / "metrics.jsonl").read_text().splitlines())
@@ -98,7 +93,7 @@ def _sent(events: Sequence[dict[str, object]]) -> Iterator[float]:
             yield float(sent)
 
 
-HEADER = "| `compress` | accuracy | mean | MB a step | in the mean |\n|---|---|---|---|---|"
+HEADER = table_head(["`compress`", "accuracy", "mean", "MB a step", "in the mean"])
 
 
 def row(way: str, found: Sequence[Trained]) -> str:
@@ -106,7 +101,7 @@ def row(way: str, found: Sequence[Trained]) -> str:
     accuracies = ", ".join(f"{one.accuracy:.4f}" for one in found)
     mean, least = statistics.mean(one.accuracy for one in found), min(one.least for one in found)
     sent = statistics.mean(one.mean for one in found)
-    return f"| `{way}` | {accuracies} | {mean:.4f} | {least / 1e6:.3g} | {sent / 1e6:.3g} |"
+    return table_row([f"`{way}`", accuracies, f"{mean:.4f}", f"{least / 1e6:.3g}", f"{sent / 1e6:.3g}"])
 
 
 if __name__ == "__main__":

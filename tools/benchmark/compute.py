@@ -32,6 +32,13 @@ def variables() -> dict[str, str]:
     return {**MALLOC, **({"MKL_DEBUG_CPU_TYPE": kind} if kind else {}), "OMP_NUM_THREADS": "1"}
 
 
+def one_thread() -> dict[str, str]:
+    """The variables of a process that computes in one thread, as a rank; what is set stays. Before Paddle's import."""
+    kind = mkl_type()
+    wanted = {"OMP_NUM_THREADS": "1", **({"MKL_DEBUG_CPU_TYPE": kind} if kind else {})}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
 def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
     """Seconds by phase, in this process."""
     from paddle_dp.assembly.build import build

@@ -24,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.launch.command import MALLOC
 from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.turns import ratio
+from tools.command_line import parser_of
+from tools.tables import table_head, table_row
 
 MKL = {"MKL_DEBUG_CPU_TYPE": kind} if (kind := mkl_type()) else {}
 # Each adds one thing to the one before: (what the table calls it, the process's variables, what the model does).
@@ -39,9 +42,7 @@ MODELS = ("mlp", "resnet", "gpt")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], epilog="All of it: see this file's beginning."
-    )
+    parser = parser_of(__doc__, in_short=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12, help="of each process; the first two do not count")
     parser.add_argument("--models", default=",".join(MODELS))
@@ -62,31 +63,27 @@ def table(models: list[str], rounds: int, steps: int) -> Iterator[str]:
         for model in models:
             for name, variables, done in STAGES:
                 taken.setdefault((model, name), []).append(in_process(model, variables, done, steps))
-    yield f"| a step in ms, and its share of the first row's | {' | '.join(models)} |"
-    yield "|---" * (1 + len(models)) + "|"
+    yield table_head(["a step in ms, and its share of the first row's", *models])
     for name, _, _ in STAGES:
         cells = []
         for model in models:
             own, first = taken[model, name], taken[model, STAGES[0][0]]
-            share = statistics.median(a / b for a, b in zip(own, first, strict=True))
-            cells.append(f"{statistics.median(own):.1f} ({share:.2f})")
-        yield f"| {name} | {' | '.join(cells)} |"
+            cells.append(f"{statistics.median(own):.1f} ({ratio(own, first):.2f})")
+        yield table_row([name, *cells])
 
 
 def in_process(model: str, variables: dict[str, str], done: tuple[str, ...], steps: int) -> float:
     kept = {name: value for name, value in os.environ.items() if name not in (*MALLOC, "MKL_DEBUG_CPU_TYPE")}
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        __file__,
-        "--measure",
-        ",".join((model, *done)),
-        "--steps",
-        str(steps),
-    ]
+    words = ["--measure", ",".join((model, *done)), "--steps", str(steps)]
     env = {**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables}
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=600).stdout
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    ).stdout
     return float(said.split()[-1])
 
 

@@ -10,7 +10,6 @@ Paddle's int32 operations, as on an accelerator, computed here on the CPU.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -20,13 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.compute import one_thread
 
-if kind := mkl_type():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
+os.environ.update(one_thread())
 
 import numpy as np
 import paddle
@@ -37,6 +34,8 @@ from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.learner import Learner, Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import find
+from tools.benchmark.turns import in_turns, ratio
+from tools.command_line import parser_of
 
 SHAPES: tuple[tuple[int, ...], ...] = ((64, 256), (16, 128, 128), (4, 512, 768))
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
@@ -45,24 +44,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def in_turns(
-    ways: dict[str, Callable[[], object]], rounds: int, times: int
-) -> dict[str, tuple[float, float]]:
+def medians(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, tuple[float, float]]:
     """Of each way the median seconds of CPU time of a call, and of its ratio to the first way's in the same round."""
-    seen: dict[str, list[float]] = {name: [] for name in ways}
-    for call in ways.values():
-        call()
-    for _ in range(rounds):
-        for name, call in ways.items():
-            begun = time.process_time()
-            for _ in range(times):
-                call()
-            seen[name].append((time.process_time() - begun) / times)
-    first = next(iter(seen.values()))
-    return {
-        name: (statistics.median(of), statistics.median(a / b for a, b in zip(of, first, strict=True)))
-        for name, of in seen.items()
-    }
+    seconds = in_turns(ways, rounds, times, time.process_time)
+    first = next(iter(seconds.values()))
+    return {name: (statistics.median(each), ratio(each, first)) for name, each in seconds.items()}
 
 
 def calls(shape: tuple[int, ...], p: float = 0.1) -> dict[str, Callable[[], object]]:
@@ -118,20 +104,18 @@ def updates(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     install()
     print("F.dropout, forward and backward: ns per element, and times Paddle's own")
     for shape in SHAPES:
-        found = in_turns(calls(shape), rounds, max(1, 2**19 // int(np.prod(shape))))
+        found = medians(calls(shape), rounds, max(1, 2**19 // int(np.prod(shape))))
         line = [f"{name} {1e9 * t / np.prod(shape):.1f} ({ratio:.2f})" for name, (t, ratio) in found.items()]
         print(f"  {list(shape)}: " + ", ".join(line))
     print("an update of a learner: ms, and times the first")
     for name, how in MODELS.items():
-        found = in_turns(updates(*how), rounds, 10 if how[0] == "mlp" else 1)
+        found = medians(updates(*how), rounds, 10 if how[0] == "mlp" else 1)
         print(
             f"  {name}: "
             + ", ".join(f"{way} {1e3 * t:.3f} ({ratio:.3f})" for way, (t, ratio) in found.items())

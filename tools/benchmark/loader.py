@@ -42,6 +42,8 @@ import numpy as np
 from PIL import Image
 
 from paddle_dp.launch.command import MALLOC
+from tools.benchmark.turns import ratio
+from tools.command_line import parser_of, why_no_import
 
 SIZE, CROP = 256, 224
 Epoch = Callable[[], int]
@@ -195,10 +197,6 @@ def elsewhere(python: str, folder: str, batch: int, workers: int) -> Iterator[Ep
         process.terminate()  # its end of stdin is open in the workers of the others, too
 
 
-def imports(python: str, module: str) -> bool:
-    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
-
-
 def images(count: int, batch: int, workers: int, rounds: int, python: str | None, tar: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="jpegs-") as folder:
         make(Path(folder), count)
@@ -218,7 +216,7 @@ def images(count: int, batch: int, workers: int, rounds: int, python: str | None
         for name, module, source in (
             ("torch.utils.data.DataLoader", "torch", folder), ("webdataset, tar file", "webdataset", str(archive)),
         ):  # fmt: skip
-            if python and (module == "torch" or tar) and imports(python, module):
+            if python and (module == "torch" or tar) and not why_no_import(python, module):
                 processes.append(elsewhere(python, source, batch, workers))
                 epochs[name] = next(processes[-1])
         for epoch in epochs.values():
@@ -232,8 +230,8 @@ def images(count: int, batch: int, workers: int, rounds: int, python: str | None
                 read = epochs[name]()
                 speeds[name].append(read / (time.perf_counter() - began) / max(workers, 1))
         for name, found in speeds.items():
-            ratio = statistics.median(a / b for a, b in zip(speeds["paddle_dp"], found, strict=True))
-            print(f"  {name:<28}{statistics.median(found):8.0f} images/s a worker; paddle_dp: {ratio:.3f} ×")
+            faster = ratio(speeds["paddle_dp"], found)
+            print(f"  {name:<28}{statistics.median(found):8.0f} images/s a worker; paddle_dp: {faster:.3f} ×")
         for process in processes:
             next(process, None)
 
@@ -281,16 +279,14 @@ def tokens(batch: int, length: int, rounds: int) -> None:
                     speeds[name].append(batches * batch * length / seconds / 1e6)
         for name, found in speeds.items():
             speed = statistics.median(found)
-            ratio = statistics.median(a / b for a, b in zip(found, speeds["plain copy"], strict=True))
+            share = ratio(found, speeds["plain copy"])
             print(
-                f"  {name:<12}{speed:8.0f} million tokens/s, {16 * speed:7.0f} MB/s, {ratio:.2f} of the copy"
+                f"  {name:<12}{speed:8.0f} million tokens/s, {16 * speed:7.0f} MB/s, {share:.2f} of the copy"
             )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=2000, help="JPEGs (default 2000)")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)

@@ -15,7 +15,6 @@ has one more), with the wall's beside it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import itertools
@@ -29,13 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.compute import one_thread
 
-if kind := mkl_type():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
+os.environ.update(one_thread())
 
 import numpy as np
 import paddle
@@ -43,6 +40,7 @@ from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.recipe import Recipe, read_recipe
+from tools.command_line import parser_of
 
 RECIPE = """
 model: {{use: mlp, inputs: {inputs}, hidden: [{width}, {width}], classes: 10}}
@@ -199,9 +197,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--width", type=int, default=64, help="of the two hidden layers (default 64)")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100, help="per round and loop (default 100)")

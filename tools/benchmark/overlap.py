@@ -12,7 +12,6 @@ stream is carried out at once, so that nothing overlaps.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -31,6 +30,8 @@ from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.run_job import run_job
 from tools.benchmark.slow_device import VARIABLE
+from tools.command_line import parser_of
+from tools.tables import table_head
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "gpt_sim.yaml"
@@ -67,13 +68,13 @@ LAYOUTS = [
     Layout("pipeline 2", 2, "use: hybrid, pipeline: 2", 4),
     Layout("data 2 × pipeline 2", 4, "use: hybrid, data: 2, pipeline: 2", 4),
 ]
-HEAD = "| layout | ranks | MB a step | link, MB/s | compute, ms | bound | step | ratio | nothing overlaps | ratio |"
+NAMES = [
+    "layout", "ranks", "MB a step", "link, MB/s", "compute, ms", "bound", "step", "ratio", "nothing overlaps", "ratio",
+]  # fmt: skip
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="LAYOUT", help="beginnings of their names")
     parser.add_argument("--flops", type=float, default=FLOPS, help=f"of a device (default {FLOPS:g})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"a multiple of 4 (default {STEPS})")
@@ -82,7 +83,7 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 2
     device = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(given.flops)}
-    print(HEAD, "|---" * HEAD.count(" |") + "|", sep="\n")
+    print(table_head(NAMES))
     alone: dict[tuple[int, int], Compute] = {}
     for layout in LAYOUTS:
         if not given.only or any(layout.name.startswith(each) for each in given.only):

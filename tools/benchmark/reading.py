@@ -10,8 +10,6 @@ sample takes to be read, as an image takes to be decoded.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -24,7 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.benchmark.run_job import run_job
+from tools.benchmark.turns import ratio, seconds_of_job, train_in_turns
+from tools.command_line import parser_of
+from tools.tables import table_head, table_row
 
 RECIPE = """
 model: {{use: mlp, inputs: {inputs}, hidden: [256, 256], classes: 10}}
@@ -36,7 +36,7 @@ train: {{length: {steps} steps, batch: 64}}
 callbacks: []
 """
 CASES = [(64, 0.0, 0), (12288, 0.0, 0), (12288, 0.0, 1), (12288, 0.2, 0), (12288, 0.2, 1)]
-TURN, TURNS, BEGIN = 10, 12, 10  # steps of a turn; turns; steps before the first
+TURN, TURNS = 10, 12  # steps of a turn; turns that count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Read:
         self.settings = settings
 
     def __len__(self) -> int:
-        return 64 * (BEGIN + TURN * TURNS)
+        return 64 * TURN * (1 + TURNS)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
         end = time.thread_time() + self.settings.loading / 1e3
@@ -76,44 +76,26 @@ def measure(recipe: Any, options: dict[str, Any]) -> None:
         words = [f"dataset.reading={reading}", f"output_dir={options['folder']}/{reading}"]
         words += [f"loader.num_workers={options['workers']}"]
         trainers[reading] = build(read_recipe(Path(options["recipe"]), words), mesh)
-    seconds: dict[str, list[float]] = {reading: [] for reading in trainers}
-    streams = {reading: trainer.loader.read(0) for reading, trainer in trainers.items()}
-    for turn in range(TURNS + 1):
-        for reading, trainer in trainers.items():
-            mesh.sum([0.0])
-            began = time.perf_counter()
-            for _ in range(TURN if turn else BEGIN):
-                trainer.learner.train_batch(next(streams[reading]))
-            mesh.sum([0.0])
-            if turn:
-                seconds[reading].append((time.perf_counter() - began) / TURN)
-    if mesh.is_main:
-        Path(options["folder"], "seconds.json").write_text(json.dumps(seconds))
+    train_in_turns(trainers, mesh, TURN, TURNS, options["folder"])
     for trainer in trainers.values():
         trainer.loader.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
-    print("| floats a sample | loading, ms | workers | each, ms a step | scatter, ms | ratio |")
-    print("|---|---|---|---|---|---|")
+    print(
+        table_head(["floats a sample", "loading, ms", "workers", "each, ms a step", "scatter, ms", "ratio"])
+    )
     for inputs, loading, workers in CASES:
         with tempfile.TemporaryDirectory(prefix="reading-") as folder:
             recipe = Path(folder, "recipe.yaml")
             recipe.write_text(RECIPE.format(inputs=inputs, loading=loading, steps=1))
-            extra = {"folder": folder, "workers": workers, "recipe": str(recipe)}
-            run_job("tools.benchmark.reading:measure", recipe, given.ranks, folder, extra=extra)
-            seconds = json.loads(Path(folder, "seconds.json").read_text())
-        each, scatter = (1e3 * statistics.median(seconds[reading]) for reading in ("each", "scatter"))
-        turns = zip(seconds["scatter"], seconds["each"], strict=True)
-        ratio = statistics.median(a / b for a, b in turns)
-        print(
-            f"| {inputs} | {loading:g} | {workers} | {each:.2f} | {scatter:.2f} | {ratio:.2f} |", flush=True
-        )
+            seconds = seconds_of_job("tools.benchmark.reading:measure", recipe, given.ranks, workers=workers)
+        each, scatter = (f"{1e3 * statistics.median(times):.2f}" for times in seconds.values())
+        compared = f"{ratio(seconds['scatter'], seconds['each']):.2f}"
+        print(table_row([inputs, f"{loading:g}", workers, each, scatter, compared]), flush=True)
 
 
 if __name__ == "__main__":

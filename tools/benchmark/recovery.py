@@ -31,7 +31,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -52,6 +51,7 @@ from tools.benchmark.recovery_table import (
     table,
 )
 from tools.benchmark.recovery_training import RANKS, SAMPLES, Settings, System, Training
+from tools.command_line import parser_of, why_no_import
 
 KINDS = ("rank", "supervisor", "node")
 SYSTEMS = [
@@ -112,16 +112,12 @@ def why_not(system: System, torch: str) -> str | None:
     """Why a system cannot be measured, as a sentence; None if it can."""
     modules = {"paddle_dp": "paddle", "torchrun": "torch", "torchft": "torch, torchft"}[system.family]
     python = sys.executable if system.family == "paddle_dp" else torch
-    done = subprocess.run(
-        [python, "-c", f"import {modules}"], capture_output=True, text=True, check=False, cwd="/"
-    )
-    return f"{python} cannot import {modules}: {done.stderr.splitlines()[-1]}" if done.returncode else None
+    reason = why_no_import(python, modules)
+    return f"{python} cannot import {modules}: {reason}" if reason else None
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], epilog="All of it: see this file's beginning."
-    )
+    parser = parser_of(__doc__, in_short=True)
     seconds = partial(_parsed, Duration)
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that can import torch")
     parser.add_argument("--systems", help="names of rows, separated by ';'")

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tools import tables
+
 Line = Mapping[str, Any]
 Samples = dict[int, Counter[int]]
 """By step, how often an update learned from a sample, all ranks together."""
@@ -182,5 +184,4 @@ def row(  # noqa: PLR0913 - the facts of one run
 
 def table(rows: Iterable[Row]) -> str:
     """Markdown."""
-    lines = [f"| {' | '.join(Row.COLUMNS)} |", "|---" * len(Row.COLUMNS) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(each.cells())} |" for each in rows)])
+    return tables.table(Row.COLUMNS, (each.cells() for each in rows))

@@ -11,16 +11,14 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.compute import one_thread
 
-if kind := mkl_type():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
+os.environ.update(one_thread())
 
 import numpy as np
 import paddle
@@ -30,6 +28,8 @@ from paddle_dp.learner import Learner, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
+from tools.benchmark.turns import in_turns, ratio
+from tools.tables import table_head, table_row
 
 COUNTS, TURNS, STEPS, BATCH, WIDTH = (1, 2, 4), 12, 3, 128, 1024
 
@@ -55,20 +55,14 @@ def main() -> None:
     x = paddle.to_tensor(random.standard_normal((BATCH, WIDTH)).astype("float32"))
     batch = Batch((MicroBatch(x, paddle.to_tensor(random.integers(0, 10, BATCH)), BATCH),), BATCH, 0, 0)
     learners = {count: learner(count) for count in COUNTS}
-    seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
-    for turn in range(TURNS + 1):
-        for count, each in learners.items():
-            began = time.perf_counter()
-            for _ in range(STEPS):
-                each.train_batch(batch)
-            if turn:
-                seconds[count].append((time.perf_counter() - began) / STEPS)
+    seconds = in_turns(
+        {count: partial(each.train_batch, batch) for count, each in learners.items()}, TURNS, STEPS
+    )
     size = sum(p.size * 4 for p in learners[1].model.parameters()) / 1e6
-    print("| copies | ms a step | ratio | weights, MB |\n|---|---|---|---|")
-    for count in COUNTS:
-        ratio = statistics.median(a / b for a, b in zip(seconds[count], seconds[1], strict=True))
-        milliseconds = 1e3 * statistics.median(seconds[count])
-        print(f"| {count} | {milliseconds:.0f} | {ratio:.2f} | {count * size:.0f} |")
+    print(table_head(["copies", "ms a step", "ratio", "weights, MB"]))
+    for count, times in seconds.items():
+        milliseconds = f"{1e3 * statistics.median(times):.0f}"
+        print(table_row([count, milliseconds, f"{ratio(times, seconds[1]):.2f}", f"{count * size:.0f}"]))
 
 
 if __name__ == "__main__":

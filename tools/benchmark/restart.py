@@ -11,7 +11,6 @@ in one run: a loaded machine lengthens all of them, so read ratios.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -27,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.launch.network import free_port
 from paddle_dp.launch.processes import alive, descendants, kill_all
+from tools.command_line import ROOT, paddle_dp, parser_of
 
-ROOT = Path(__file__).resolve().parents[2]
 SAVES = "{use: metrics, every: 1 step}, {use: checkpoint, every: 50 steps, keep: 2}"
 MEMORY = f"{SAVES}, {{use: memory_checkpoint, every: 10 steps}}"
 WAYS: dict[str, tuple[list[str], str, int]] = {  # options, callbacks, nodes
@@ -91,10 +90,8 @@ def measured(
     """(seconds to the next update, to the step of the kill) of each kill, `gap` seconds after the update before."""
     options, callbacks, nodes = WAYS[way]
     run, master = folder / way, f"127.0.0.1:{free_port(61_600)}"
-    words = [
-        sys.executable, "-m", "paddle_dp", "train", recipe, "--ranks", str(ranks // nodes), "--restarts", "9", *options,
-        f"output_dir={run}", "train.length=10000000 steps", f"callbacks=[{callbacks}]",
-    ]  # fmt: skip
+    overrides = [f"output_dir={run}", "train.length=10000000 steps", f"callbacks=[{callbacks}]"]
+    words = paddle_dp("train", recipe, "--ranks", ranks // nodes, "--restarts", 9, *options, *overrides)
     rows = []
     with (folder / f"{way}.log").open("wb") as log:
 
@@ -130,9 +127,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--recipe", default="configs/digits_mlp.yaml")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--kills", type=int, default=4)

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.benchmark.compute import variables
+from tools.tables import table_head, table_row
 
 WANTED = {**variables(), "GLOG_minloglevel": "2"}
 
@@ -68,9 +69,9 @@ def main() -> None:
                 done,
             )
         )
-    print("| forward and backward of | ms | instead |\n|---|---|---|")
+    print(table_head(["forward and backward of", "ms", "instead"]))
     for name, function, instead in rows:
-        print(f"| {name} | {1000 * seconds(function):.2f} | {instead} |", flush=True)
+        print(table_row([name, f"{1000 * seconds(function):.2f}", instead]), flush=True)
 
 
 def seconds(function: Callable[[], Any], times: int = 15) -> float:

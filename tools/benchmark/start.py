@@ -10,7 +10,6 @@ paddle_dp is changed. Told are medians over the runs, of rank 0 where a mileston
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,7 +19,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.command_line import environment, paddle_dp, parser_of
+
 # (milestone, module, its function), noted when it begins and when it ends
 CALLS = (
     ("join", "paddle_dp.mesh.mesh", "join"),
@@ -114,26 +116,14 @@ def once(recipe: str, ranks: int, overrides: list[str]) -> dict[str, float]:
         place = Path(folder)
         (place / "notes").mkdir()
         (place / "sitecustomize.py").write_text(NOTES.replace("__CALLS__", repr(CALLS)))
-        path = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")])
-        variables = {**os.environ, "PYTHONPATH": path, "PYTHON_START_NOTES": str(place / "notes")}
-        words = [
-            sys.executable,
-            "-m",
-            "paddle_dp",
-            "train",
-            recipe,
-            "--ranks",
-            str(ranks),
-            "--out",
-            f"{folder}/run",
-        ]
+        variables = environment(PYTHON_START_NOTES=str(place / "notes"))
+        variables["PYTHONPATH"] = os.pathsep.join([folder, variables["PYTHONPATH"]])
+        command = paddle_dp(
+            "train", recipe, "--ranks", ranks, "--out", f"{folder}/run", "train.length=4 steps"
+        )
         began = time.time()
         done = subprocess.run(
-            [*words, "train.length=4 steps", *overrides],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=300,
+            [*command, *overrides], env=variables, capture_output=True, text=True, timeout=300
         )
         ended = time.time()
         if done.returncode:
@@ -170,9 +160,7 @@ def told(rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("recipe", nargs="?", default="digits_mlp")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2)

@@ -49,8 +49,8 @@ from tools.benchmark.strategies_table import (
     seconds_to_target,
     tables,
 )
+from tools.command_line import ROOT, paddle_dp, parser_of
 
-ROOT = Path(__file__).resolve().parents[2]
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
 SLOW = "50 ms"  # of the slow rank, each step
 PATIENCE = 90.0  # seconds for one training
@@ -178,9 +178,7 @@ def combinations(
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [task.name for task in TASKS]
     parser.add_argument("--tasks", nargs="+", default=names, choices=names, metavar="TASK")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], choices=range(2, 7), metavar="N")
@@ -299,11 +297,9 @@ class Bench:
         nodes = 1 if alone else ranks
         processes, logs = [], [self.folder / f"out-{node}" for node in range(nodes)]
         for node in range(nodes):
-            command = [
-                sys.executable, "-m", "paddle_dp", "train", str(ROOT / task.recipe),
-                "--ranks", str(ranks if alone else 1), "--out", str(folder / f"run-{node}"),
-                f"strategy={{{way.strategy}}}", *words, *way.words,
-            ]  # fmt: skip
+            options = ["--ranks", ranks if alone else 1, "--out", folder / f"run-{node}"]
+            overrides = [f"strategy={{{way.strategy}}}", *words, *way.words]
+            command = paddle_dp("train", ROOT / task.recipe, *options, *overrides)
             if not alone:
                 command += ["--nodes", str(nodes), "--node-rank", str(node)]
                 command += ["--master", f"{self.box.address(0)}:{self._port}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paddle_dp.figures import new_figure
+from tools.tables import table, table_head, table_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,7 @@ def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
         heads = ["strategy", "MB a step", "steps", *columns, "at the end: loss", "accuracy"]
         shown += [
             f"**{task}, {workers} workers** (target: held-out loss {targets[task]:g})\n",
-            f"| {' | '.join(heads)} |",
-            "|---" * len(heads) + "|",
+            table_head(heads),
             *(
                 _row([one for one in here if one.way == way], links, targets[task], whole)
                 for way in dict.fromkeys(one.way for one in here)
@@ -121,20 +121,17 @@ def _row(over: Sequence[Training], links: Sequence[str], target: float, whole: i
     until = "–" if not steps else str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
     loss = f"{end.loss:.4f}" + (f" (step {end.step})" if end.step < whole else "")
     words = [over[0].way, size, until, *parts, loss, f"{over[-1].accuracy:.4f}"]
-    return f"| {' | '.join(words)} |"
+    return table_row(words)
 
 
 def faults_table(rows: Sequence[Faulty]) -> str:
     """Markdown."""
-    lines = [
-        "| strategy | 4 workers, samples/s | one of them slow | left of it | one of them killed |",
-        "|---" * 5 + "|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row.way} | {row.plain:.0f} | {row.slowed:.0f} | {row.slowed / row.plain:.2f} | {row.killed} |"
-        )
-    return "\n".join(lines)
+    names = ["strategy", "4 workers, samples/s", "one of them slow", "left of it", "one of them killed"]
+    cells = (
+        [row.way, f"{row.plain:.0f}", f"{row.slowed:.0f}", f"{row.slowed / row.plain:.2f}", row.killed]
+        for row in rows
+    )
+    return table(names, cells)
 
 
 def seconds_to_target(found: Sequence[Training], target: float) -> dict[str, float | None]:
