@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -41,6 +41,8 @@ from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, check, cluster, end, events, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
+from tools.command_line import paddle_dp, parser_of
+from tools.tables import write_csv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -114,7 +116,7 @@ def main() -> int:
                     flush=True,
                 )
                 if given.csv:
-                    write(rows, given.csv)
+                    write_csv(rows, given.csv)
     print(bytes_table(rows), table(rows), sep="\n\n")
     if given.png:
         picture(rows, given.png)
@@ -122,9 +124,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", type=int, default=2, choices=range(2, 9), metavar="N")
     links = [LinkSpeed.parse(text) for text in ("20 Gbit/s", "1 Gbit/s", "300 Mbit/s")]
     parser.add_argument("--links", nargs="+", type=LinkSpeed.parse, default=links, metavar="SPEED")
@@ -144,13 +144,6 @@ def arguments() -> argparse.Namespace:
     least = max(6, LEAST // len(given.links))
     given.steps = max(least, given.steps) + max(least, given.steps) % EVERY
     return given
-
-
-def write(rows: Sequence[Row], file: Path) -> None:
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(asdict(rows[0])))
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
 
 
 class Bench:
@@ -226,7 +219,7 @@ class Bench:
         self._port += 1
         command = [
             python, str(HERE / "ddp.py"), "--steps", str(self.steps * len(self.links)), "--every", str(EVERY),
-            "--batch", str(256 // nodes), "--master", f"{self.box.address(0)}:{self._port}", "--out", str(log),
+            "--batch", str(256 // nodes), "--master", self._master, "--out", str(log),
             "--interface", self.box.interface, "--ranks", str(nodes),
         ]  # fmt: skip
         commands = [[*command, "--rank", str(node)] for node in range(nodes)]
@@ -261,15 +254,12 @@ class Bench:
         processes = [
             self.box.start(
                 node,
-                [
-                    sys.executable, "-m", "paddle_dp", "launch", "--ranks", "1", "--nodes", str(nodes), "--master",
-                    f"{self.box.address(0)}:{self._port}", "--node-rank", str(node), "--out", str(folder / f"{node}"),
-                    "-m", module, *arguments,
-                ],
-                log, {**self.variables, "PYTHONPATH": str(ROOT)},
+                paddle_dp("launch", *self._node(node, folder / f"{node}"), "-m", module, *arguments),
+                log,
+                {**self.variables, "PYTHONPATH": str(ROOT)},
             )
             for node, log in enumerate(logs)
-        ]  # fmt: skip
+        ]
         wait(processes, logs)
 
     def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
@@ -284,18 +274,23 @@ class Bench:
 
     def _command(self, recipe: Path, overrides: list[str], node: int, folder: Path) -> list[str]:
         """Trains on one node."""
-        master = f"{self.box.address(0)}:{self._port}"
         if VARIABLE not in self.variables:
-            return [
-                sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "1", "--nodes", str(self.box.size),
-                "--master", master, "--node-rank", str(node), "--out", str(folder), *overrides,
-            ]  # fmt: skip
+            return paddle_dp("train", recipe, *self._node(node, folder), *overrides)
         job = {
             "entry_point": "tools.benchmark.slow_device:train", "recipe": str(recipe), "ranks": 1, "quiet": True,
-            "nodes": self.box.size, "master": master, "node_rank": node, "output_dir": str(folder),
+            "nodes": self.box.size, "master": self._master, "node_rank": node, "output_dir": str(folder),
             "overrides": overrides,
         }  # fmt: skip
         return [sys.executable, str(HERE / "run_job.py"), json.dumps(job)]
+
+    @property
+    def _master(self) -> str:
+        return f"{self.box.address(0)}:{self._port}"
+
+    def _node(self, node: int, folder: Path) -> list[str]:
+        """The options of a node's one rank, which writes into a folder."""
+        nodes = ["--nodes", str(self.box.size), "--master", self._master, "--node-rank", str(node)]
+        return ["--ranks", "1", *nodes, "--out", str(folder)]
 
     def steps_with(self, words: Sequence[str]) -> int:
         """Steps at each speed of a job with these overrides."""

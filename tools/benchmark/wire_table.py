@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_dp.figures import new_figure
+from tools import tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +43,11 @@ def read(line: Mapping[str, str]) -> Row:
 
 def bytes_table(rows: Sequence[Row]) -> str:
     """Markdown: megabytes that a node sends in a step, beside the formula's."""
-    lines = ["| layout | nodes | MB a step | formula | ratio |", "|---" * 5 + "|"]
-    for own in _by_layout(rows):
-        row = own[0]
-        size = f"{row.mb:.2f} | {row.formula_mb:.2f} | {row.mb / row.formula_mb:.3f}"
-        lines.append(f"| {row.layout} | {row.nodes} | {size} |")
-    return "\n".join(lines)
+    cells = (
+        [row.layout, row.nodes, f"{row.mb:.2f}", f"{row.formula_mb:.2f}", f"{row.mb / row.formula_mb:.3f}"]
+        for row, *_ in _by_layout(rows)
+    )
+    return tables.table(["layout", "nodes", "MB a step", "formula", "ratio"], cells)
 
 
 def table(rows: Sequence[Row]) -> str:
