@@ -41,15 +41,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.units import Duration, EverySteps, Quantity
-from tools.benchmark.recovery_table import (
-    Line,
-    Row,
-    counting,
-    distance,
-    row,
-    samples_by_step,
-    table,
-)
+from tools.benchmark.recovery_table import Line, Row, counting, distance, row, samples_by_step, table
 from tools.benchmark.recovery_training import RANKS, SAMPLES, Settings, System, Training
 from tools.command_line import parser_of, why_no_import
 
