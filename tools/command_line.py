@@ -33,7 +33,9 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def why_no_import(python: str, modules: str) -> str | None:
-    """The last line that a Python says in which modules, "a, b", cannot be imported; None if they can."""
+    """The last line that a Python says in which modules, "a, b", cannot be imported; None if they can. No module of the
+    folder that the tool runs in counts."""
+    python = os.path.abspath(python) if os.sep in python else python
     done = subprocess.run(
         [python, "-c", f"import {modules}"], capture_output=True, text=True, check=False, cwd="/"
     )
