@@ -78,6 +78,13 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
+    def start_all(
+        self, commands: Sequence[Sequence[str]], logs: Sequence[Path], variables: Mapping[str, str]
+    ) -> list[subprocess.Popen[bytes]]:
+        """A command on each of the first nodes."""
+        pairs = enumerate(zip(commands, logs, strict=True))
+        return [self.start(node, command, log, variables) for node, (command, log) in pairs]
+
     def sent(self, process: subprocess.Popen[bytes], interface: str = "") -> int:
         """The bytes that have left the node on which a process runs; or what went through another `interface`."""
         for line in Path(f"/proc/{process.pid}/net/dev").read_text().splitlines():
@@ -128,6 +135,16 @@ def check(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) ->
         if process.returncode:
             said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise RuntimeError(f"{process.args!r}: status {process.returncode}\n{said}")
+
+
+@contextmanager
+def ended(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> Iterator[None]:
+    """Behind the block nothing of them runs. Raises as `check` does, if the block did not."""
+    try:
+        yield
+    finally:
+        end(processes)
+    check(processes, logs)
 
 
 def events(

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
-from tools.benchmark.namespaces import Cluster, check, cluster, end, events, why_not
+from tools.benchmark.namespaces import Cluster, check, cluster, end, ended, events, why_not
 from tools.benchmark.strategies_table import (
     Faulty,
     Point,
@@ -295,7 +295,7 @@ class Bench:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         self._port += 1
         nodes = 1 if alone else ranks
-        processes, logs = [], [self.folder / f"out-{node}" for node in range(nodes)]
+        commands, logs = [], [self.folder / f"out-{node}" for node in range(nodes)]
         for node in range(nodes):
             options = ["--ranks", ranks if alone else 1, "--out", folder / f"run-{node}"]
             overrides = [f"strategy={{{way.strategy}}}", *words, *way.words]
@@ -303,8 +303,8 @@ class Bench:
             if not alone:
                 command += ["--nodes", str(nodes), "--node-rank", str(node)]
                 command += ["--master", f"{self.box.address(0)}:{self._port}"]
-            path = {"PYTHONPATH": str(ROOT)}
-            processes.append(self.box.start(node, command, logs[node], {**variables(), **path}))
+            commands.append(command)
+        processes = self.box.start_all(commands, logs, {**variables(), "PYTHONPATH": str(ROOT)})
         return processes, logs, folder / "run-0" / "metrics.jsonl"
 
     # A slow rank, and a dead one
@@ -322,14 +322,9 @@ class Bench:
         loss = f"loss={{use: tools.benchmark.delayed.DelayedCrossEntropy, label_smoothing: 0.1, {slow}}}"
         words = [*task.words, loss, "callbacks=[{use: metrics, every: 23 steps}]"]
         processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
-        rates = []
-        try:
-            for event in events(metrics, processes, PATIENCE):
-                if event["event"] == "step":
-                    rates.append(event["samples_per_second"])
-        finally:
-            end(processes)
-        check(processes, logs)
+        with ended(processes, logs):
+            seen = list(events(metrics, processes, PATIENCE))
+        rates = [event["samples_per_second"] for event in seen if event["event"] == "step"]
         return statistics.median(rates[1:])
 
     def killed(self, way: Way, task: Task) -> str:

@@ -38,7 +38,7 @@ from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
-from tools.benchmark.namespaces import Cluster, check, cluster, end, events, why_not
+from tools.benchmark.namespaces import Cluster, cluster, ended, events, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 from tools.command_line import paddle_dp, parser_of
@@ -243,7 +243,7 @@ class Bench:
     def on_all(self, command: list[str]) -> list[str]:
         """What a command printed on each node."""
         logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
-        wait([self.box.start(node, command, log, self.variables) for node, log in enumerate(logs)], logs)
+        wait(self.box.start_all([command] * len(logs), logs, self.variables), logs)
         return [log.read_text() for log in logs]
 
     def launched(self, module: str, arguments: list[str]) -> None:
@@ -251,16 +251,11 @@ class Bench:
         self._port += 1
         nodes, folder = self.box.size, Path(tempfile.mkdtemp(dir=self.folder))
         logs = [folder / f"out-{node}" for node in range(nodes)]
-        processes = [
-            self.box.start(
-                node,
-                paddle_dp("launch", *self._node(node, folder / f"{node}"), "-m", module, *arguments),
-                log,
-                {**self.variables, "PYTHONPATH": str(ROOT)},
-            )
-            for node, log in enumerate(logs)
+        commands = [
+            paddle_dp("launch", *self._node(node, folder / f"{node}"), "-m", module, *arguments)
+            for node in range(nodes)
         ]
-        wait(processes, logs)
+        wait(self.box.start_all(commands, logs, {**self.variables, "PYTHONPATH": str(ROOT)}), logs)
 
     def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
         """Milliseconds of a step over each link, and bytes that leave a node in a step."""
@@ -304,13 +299,10 @@ class Bench:
         self.box.limit(self.links[0])
         logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
         path = {"PYTHONPATH": str(ROOT)} if commands[0][0] == sys.executable else {}
-        processes = [
-            self.box.start(node, command, logs[node], {**self.variables, **path})
-            for node, command in enumerate(commands)
-        ]
+        processes = self.box.start_all(commands, logs, {**self.variables, **path})
         took: list[list[float]] = [[] for _ in self.links]
         counts: list[tuple[int, float]] = []
-        try:
+        with ended(processes, logs):
             for event in (e for e in events(metrics, processes, 600.0) if e["event"] == "step"):
                 step = event["step"]
                 place, within = divmod(step - 1, steps)
@@ -319,9 +311,6 @@ class Bench:
                     took[place].append(1e3 * event["seconds_per_step"])
                 if within == steps - 1 and place + 1 < len(self.links):
                     self.box.limit(self.links[place + 1])
-        finally:
-            end(processes)
-        check(processes, logs)
         counts = counts[FIRST // EVERY : -1]  # after the last step the nodes say goodbye
         # The median, for now and then a step measures where its time goes, and exchanges once more for that.
         size = statistics.median((b - a) / (t - s) for (s, a), (t, b) in itertools.pairwise(counts))
@@ -335,12 +324,9 @@ class Bench:
 
 def wait(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
     """Waits up to 300 s for each process, and ends all. Raises as `check` does."""
-    try:
+    with ended(processes, logs):
         for process in processes:
             process.wait(timeout=300)
-    finally:
-        end(processes)
-    check(processes, logs)
 
 
 def whole_bytes(recipe: Path) -> int:
