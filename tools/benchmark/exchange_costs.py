@@ -27,7 +27,6 @@ import paddle.nn.functional as F
 
 from paddle_dp import gloo
 from paddle_dp.axes.sharding.pulled_params import Pull
-from paddle_dp.core.data_group import PaddleGroup
 from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.device import synchronize
@@ -94,14 +93,14 @@ def fetches(rank: int, ranks: int, size: int) -> Pass:
     """Asks for each weight of `size` bytes while the one before it is used, and takes it."""
     weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
     owners = [number % ranks for number in range(TENSORS)]
-    pull = Pull(PaddleGroup(range(ranks), rank, None), weights, owners)
+    pull = Pull(dist.get_group(), weights, owners)
 
     def begin() -> None:
-        pull.begin(None, [])
-        pull.ask([0])
+        pull.begin(None, ())
+        pull.ask((0,))
 
     def fetch(number: int) -> None:
-        pull.ask([number + 1] if number + 1 < TENSORS else [])
+        pull.ask((number + 1,) if number + 1 < TENSORS else ())
         if owners[number] != rank:
             pull.take(number)
 
