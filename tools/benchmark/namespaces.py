@@ -22,6 +22,8 @@ from paddle_dp.units import LinkSpeed
 
 # What a link sends at once after a pause: a larger one hides some of a short exchange.
 BURST_BYTES = 256 * 1024
+# BBR, which some machines have set, lets an exchange in thirty wait for 0.1 s after a pause; every kernel has reno.
+CONGESTION = "reno"
 NEEDS = "nodes are network namespaces here, which takes root, and iproute2's ip and tc"
 
 
@@ -109,6 +111,7 @@ def cluster(size: int) -> Iterator[Cluster]:
             ip(f"-n {space} address add {box.address(node)}/24 dev {box.interface}")
             ip(f"-n {space} link set {box.interface} up")
             ip(f"-n {space} link set lo up")
+            ip(f"netns exec {space} sysctl -q -w net.ipv4.tcp_congestion_control={CONGESTION}")
         yield box
     finally:
         for space in (*box.spaces, box.switch):
