@@ -79,6 +79,8 @@ def _quick(plan: Plan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
     yield from machine.disk(Path(plan.job.output_dir or "runs"))
     yield machine.host_name(plan.nodes > 1)
     yield machine.interface(plan.job, variables)
+    if plan.nodes > 1:
+        yield machine.congestion_control()
     yield machine.ports()
 
 

@@ -228,6 +228,21 @@ def host_name(is_multi_node: bool) -> DoctorCheck:
     return DoctorCheck("host name", detail)
 
 
+def congestion_control(root: Path = Path("/")) -> DoctorCheck:
+    """Checks by which rule TCP sends between nodes."""
+    try:
+        rule = (root / "proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        rule = "unknown"
+    if rule.startswith("bbr"):
+        todo = (
+            "Exchanges over TCP may wait for 0.1 s now and then (docs/reliability.md). On each node, as root: "
+            "sysctl net.ipv4.tcp_congestion_control=reno (or cubic)"
+        )
+        return DoctorCheck("TCP", f"congestion control: {rule}", "look", todo)
+    return DoctorCheck("TCP", f"congestion control: {rule}")
+
+
 def interface(job: Job, variables: Mapping[str, str]) -> DoctorCheck:
     """Finds the interface by which nodes reach this one. Paddle's launcher alone would take the host name's address."""
     here = [name for _, name in socket.if_nameindex()]

@@ -105,6 +105,16 @@ def test_the_network_of_one_machine() -> None:
     assert machine.host_name(is_multi_node=False).name == "host name"
 
 
+def test_bbr_is_named_between_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "proc/sys/net/ipv4/tcp_congestion_control"
+    assert machine.congestion_control(tmp_path).state == "ok"
+    file.parent.mkdir(parents=True)
+    for rule, state in (("bbr", "look"), ("cubic", "ok")):
+        file.write_text(f"{rule}\n")
+        check = machine.congestion_control(tmp_path)
+        assert (check.state, check.found) == (state, f"congestion control: {rule}")
+
+
 def test_a_host_without_an_address_and_debians(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
         raise OSError("Name or service not known")
