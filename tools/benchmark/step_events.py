@@ -8,7 +8,7 @@ the order of this package (docs/decisions/0020). Left out: exchanges of a few nu
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +119,7 @@ class _RankScript:
         self.most_in_flight = min(total / WAITING, MOST_WAITING * self.degrees.sharding)
         # In a pipeline all micro-batches fetch alike; else all later ones as the second.
         self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
+        self.fetched: defaultdict[tuple[int, str, int], list[Weight]] = defaultdict(list)  # from other owners
         self.fetches = self._fetches(own_blocks)
         self.program: list[Op] = []
         self._buckets: dict[int, _Bucket] = {}
@@ -375,9 +376,8 @@ class _RankScript:
                 self._start(fetch)
             if needed == number:
                 self.program.append(("wait", fetch))
-                for weight in self.weights[number]:
-                    if sizes.get(owner := self.owners[weight.name]) and owner != self.shard:
-                        self._handle("fetch", self._bytes(weight))
+                for weight in self.fetched[min(name[2], self.passes - 1), name[1], needed]:
+                    self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
 
     def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], dict[int, float]]:
         """The elements that stage 3 fetches for a block, by owner, in the forward and in the backward of the first
@@ -398,7 +398,11 @@ class _RankScript:
             goes = travels(order, tuple(map(tuple, loads)), self.layout.prefetch)
         fetches: dict[tuple[int, str, int], dict[int, float]] = {}
         for number, ((kind, at), go) in enumerate(zip(uses * self.passes, goes, strict=True)):
-            elements = fetches.setdefault((number // len(uses), kind, numbered[at][0]), {})
+            block, layer = numbered[at]
+            key = number // len(uses), kind, block
+            elements = fetches.setdefault(key, {})
             for owner, count in enumerate(loads[at] if go else ()):
                 elements[owner] = elements.get(owner, 0.0) + count
+            foreign = (weight for weight in layer if self.owners[weight.name] != self.shard)
+            self.fetched[key] += foreign if go else ()
         return fetches
