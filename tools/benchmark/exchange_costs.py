@@ -90,17 +90,18 @@ def pushes(rank: int, ranks: int, size: int) -> Pass:
 
 
 def fetches(rank: int, ranks: int, size: int) -> Pass:
-    """Asks for each weight of `size` bytes while the one before it is used, and takes it."""
+    """Asks for the two weights of a layer, of `size` bytes, while the layer before is used, and takes them."""
     weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
-    owners = [number % ranks for number in range(TENSORS)]
+    owners = [number // 2 % ranks for number in range(TENSORS)]
     pull = Pull(dist.get_group(), weights, owners)
 
     def begin() -> None:
         pull.begin(None, ())
-        pull.ask((0,))
+        pull.ask((0, 1))
 
     def fetch(number: int) -> None:
-        pull.ask((number + 1,) if number + 1 < TENSORS else ())
+        if number % 2 == 0 and number + 2 < TENSORS:
+            pull.ask((number + 2, number + 3))
         if owners[number] != rank:
             pull.take(number)
 
