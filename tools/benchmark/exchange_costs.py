@@ -158,6 +158,13 @@ class Meter:
         return statistics.mean(self.mesh.gather(statistics.median(longer)))
 
 
+def line(small: float, large: float, flow: float = 1.0) -> tuple[float, float]:
+    """Seconds at the start and for each byte, from those for tensors of SMALL and of LARGE bytes, `flow` times as many
+    of which travel."""
+    byte = max(0.0, large - small) / (flow * (LARGE - SMALL))
+    return max(0.0, small - byte * flow * SMALL), byte
+
+
 def exchange_costs(
     meter: Meter, kind: str, exchange: Callable[[Any], None], flow: float
 ) -> list[list[float]]:
@@ -166,8 +173,8 @@ def exchange_costs(
     for count in map(meter.count, PAUSES):
         pause, small = meter.exchange(exchange, SMALL, count)
         _, large = meter.exchange(exchange, LARGE, count)
-        byte = max(0.0, large - small) / (flow * (LARGE - SMALL))
-        costs.append([pause, max(0.0, (small - byte * flow * SMALL) / ways), byte])
+        start, byte = line(small, large, flow)
+        costs.append([pause, start / ways, byte])
     return costs
 
 
@@ -177,8 +184,7 @@ def handling_costs(meter: Meter, make: Callable[[int, int, int], Pass], tensors:
     small, large = (
         meter.handling(make(mesh.rank, mesh.ranks, size), count) / tensors for size in (SMALL, LARGE)
     )
-    byte = max(0.0, large - small) / (LARGE - SMALL)
-    return [[count * meter.product, max(0.0, small - byte * SMALL), byte]]
+    return [[count * meter.product, *line(small, large)]]
 
 
 def main() -> None:

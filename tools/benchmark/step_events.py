@@ -119,7 +119,6 @@ class _RankScript:
         self.most_in_flight = min(total / WAITING, MOST_WAITING * self.degrees.sharding)
         # In a pipeline all micro-batches fetch alike; else all later ones as the second.
         self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
-        self.fetched: defaultdict[tuple[int, str, int], list[Weight]] = defaultdict(list)  # from other owners
         self.fetches = self._fetches(own_blocks)
         self.program: list[Op] = []
         self._buckets: dict[int, _Bucket] = {}
@@ -261,7 +260,7 @@ class _RankScript:
         if self.stage == 3:
             for weight in self.weights[number]:
                 self._handle("push", self._bytes(weight))
-            sizes = self._sizes_by_owner(number, self.layout.gradient_on_its_way)
+            sizes = self._sizes_by_owner(self.weights[number], self.layout.gradient_on_its_way)
             key = self._owners_exchange((name, "reduce", number), sizes, sends=False, stream="gradients")
             self._send_gradients(key, sizes.get(self.shard, 0.0))
             return
@@ -321,10 +320,10 @@ class _RankScript:
 
     # ZeRO's parameters ----------------------------------------------------------------------------------------------
 
-    def _sizes_by_owner(self, number: int, width: float) -> dict[int, float]:
-        """Bytes of a block's trained parameters, of `width` bytes each, by owner."""
+    def _sizes_by_owner(self, weights: Sequence[Weight], width: float) -> dict[int, float]:
+        """Bytes of these parameters, of `width` bytes an element, by owner."""
         sizes: dict[int, float] = {}
-        for weight in self.weights[number]:
+        for weight in weights:
             owner = self.owners.get(weight.name, 0)
             sizes[owner] = sizes.get(owner, 0.0) + weight.local_size(self.degrees.tensor) * width
         return sizes
@@ -344,7 +343,8 @@ class _RankScript:
         """Sends new parameters in the order of forward; on CPUs a rank waits for all of them."""
         keys = []
         for number in own_blocks:
-            for owner, size in sorted(self._sizes_by_owner(number, self.layout.widths.parameter).items()):
+            sizes = self._sizes_by_owner(self.weights[number], self.layout.widths.parameter)
+            for owner, size in sorted(sizes.items()):
                 keys.append(
                     self._owners_exchange((step, "new", number, owner), {owner: size}, True, ("owner", owner))
                 )
@@ -357,18 +357,17 @@ class _RankScript:
         blocks' are fetched meanwhile."""
         width = self.layout.widths.parameter
         if self.stage in (1, 2) and step and name[1:] == ("forward", 0) and self.layout.accelerator:
-            for owner in self._sizes_by_owner(number, width):
+            for owner in self._sizes_by_owner(self.weights[number], width):
                 self.program.append(("wait", ((step - 1, "new", number, owner), self.shards[0])))
         if self.stage != 3:
             return
         line = [*numbers] if name[1] == "forward" else [*reversed(numbers)]
         at = line.index(number)
         for needed in line[at : at + 1 + self.layout.prefetch]:
-            elements = self.fetches.get((min(name[2], self.passes - 1), name[1], needed), {})
-            key = (name, "fetch", needed)
-            if not elements:
+            weights = self.fetches.get((min(name[2], self.passes - 1), name[1], needed), [])
+            key, sizes = (name, "fetch", needed), self._sizes_by_owner(weights, width)
+            if not sizes:
                 continue
-            sizes = {owner: width * count for owner, count in elements.items()}
             messages = 1 if self.layout.accelerator else 2  # on CPUs an owner replies to a request
             fetch = self._owners_exchange(key, sizes, True, "fetches", messages)
             if key not in self._fetched:
@@ -376,13 +375,14 @@ class _RankScript:
                 self._start(fetch)
             if needed == number:
                 self.program.append(("wait", fetch))
-                for weight in self.fetched[min(name[2], self.passes - 1), name[1], needed]:
-                    self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
+                for weight in weights:
+                    if self.owners[weight.name] != self.shard:
+                        self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
 
-    def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], dict[int, float]]:
-        """The elements that stage 3 fetches for a block, by owner, in the forward and in the backward of the first
-        micro-batch and of later ones. What is still held since its last use is not fetched again; in a pipeline every
-        use counts, as in `plan.exchange`."""
+    def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], list[Weight]]:
+        """The weights that stage 3 fetches for a block, also the rank's own, in the forward and in the backward of the
+        first micro-batch and of later ones. What is still held since its last use is not fetched again; in a pipeline
+        every use counts, as in `plan.exchange`."""
         if self.stage != 3:
             return {}
         numbered = [(number, layer) for number in own_blocks for layer in layers(self.script.blocks[number])]
@@ -396,13 +396,8 @@ class _RankScript:
         if self.degrees.pipeline == 1:
             order = tuple(at for _, at in uses) * self.passes
             goes = travels(order, tuple(map(tuple, loads)), self.layout.prefetch)
-        fetches: dict[tuple[int, str, int], dict[int, float]] = {}
+        fetches: defaultdict[tuple[int, str, int], list[Weight]] = defaultdict(list)
         for number, ((kind, at), go) in enumerate(zip(uses * self.passes, goes, strict=True)):
             block, layer = numbered[at]
-            key = number // len(uses), kind, block
-            elements = fetches.setdefault(key, {})
-            for owner, count in enumerate(loads[at] if go else ()):
-                elements[owner] = elements.get(owner, 0.0) + count
-            foreign = (weight for weight in layer if self.owners[weight.name] != self.shard)
-            self.fetched[key] += foreign if go else ()
+            fetches[number // len(uses), kind, block] += layer if go else ()
         return fetches
