@@ -313,4 +313,10 @@ def test_each_kind_of_exchange_is_measured_between_two_ranks(tmp_path: Path) -> 
     costs = read_costs(tmp_path / "costs.json")
     assert {*costs} == {*get_args(Kind)}
     each = [cost for costs_of_kind in costs.values() for cost in costs_of_kind]
-    assert all(0 < cost.start < 0.1 for cost in each) and sum(cost.byte for cost in each) > 0
+    handled = [
+        *costs.pop("push"),
+        *costs.pop("fetch"),
+    ]  # differences of two times: other work may leave nothing
+    exchanged = [cost for costs_of_kind in costs.values() for cost in costs_of_kind]
+    assert len(handled) == 2 and all(0 <= cost.start < 0.1 for cost in handled)
+    assert all(0 < cost.start < 0.1 for cost in exchanged) and sum(cost.byte for cost in each) > 0
