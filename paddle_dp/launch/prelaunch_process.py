@@ -1,7 +1,9 @@
-"""Paddle's launcher, started before its job is known: it imports Paddle while the command reads and checks the recipe.
+"""Paddle's launcher, started before its attempt is known: it imports Paddle while the command reads and checks the
+recipe, or while the ranks of the attempt before train.
 
 One line on standard input has the launcher's arguments, the variables and the file to print to. Without a line, because
-the job was refused, it ends.
+the job was refused or is done, it ends. Its arguments: the launcher's module, which only lists of processes show, and
+the seconds before it imports Paddle if no line comes sooner.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ if __name__ == "__main__":  # Python has put this file's folder first, whose fil
 
 import gc
 import json
+import select
 
 
 def begin() -> None:
     """Imports the launcher, waits for its line, and launches."""
+    select.select([sys.stdin], [], [], float(sys.argv[2]))
     before = frozenset(os.environ)  # without Paddle's variables, set at its import, which a launcher keeps
     gc.disable()  # as `silence.nothing_collected` does; this program imports no paddle_dp
     from paddle.distributed.launch import controllers, main  # noqa: F401

@@ -66,8 +66,8 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
-    elif waiting is None and plan.nodes == 1:
-        with PreparedLauncher(plan, inherited) as prepared:
+    elif waiting is None:
+        with PreparedLauncher(plan, inherited, renews=not job.spares) as prepared:
             if not job.spares:
                 return _run_recipe(job, machine, inherited, prepared)
             with Spares(prepared) as spares:
@@ -93,7 +93,8 @@ def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
     sizes = ElasticSize(plan=plan, run=folder, refused=lambda ranks: "")
-    return _run_plan(sizes, lambda goes_on: _with_logs(plan, folder), inherited)
+    with PreparedLauncher(plan, inherited) as prepared:
+        return _run_plan(sizes, lambda goes_on: _with_logs(plan, folder), inherited, prepared=prepared)
 
 
 def _name_of(arguments: tuple[str, ...]) -> str:
@@ -284,7 +285,8 @@ def _run_plan(
         assert plan.limits is not None
         least = plan.job.least_nodes or plan.nodes
         limits = NodeLimits.from_watch(plan.limits.watch, least, plan.nodes, spare)
-        return nodes.run(nodes.NodeJob(sizes=sizes, limits=limits, open=opened, inherited=inherited))
+        job = nodes.NodeJob(sizes=sizes, limits=limits, open=opened, inherited=inherited, prepared=prepared)
+        return nodes.run(job)
     sizes.plan, attempt = opened(False)
     if plan.alone:
         return _alone(sizes.plan, attempt)

@@ -2,8 +2,8 @@
 
 Waiting ranks serve many short jobs in sequence on CPUs: the layouts of a proof. Each rank has a separate waiting
 process, so two ranks share no more than two new processes, not even the order of Python's sets. A job that dies or
-hangs harms no other job. The launcher of a job's first attempt is started ahead, so that it and the command import
-Paddle concurrently.
+hangs harms no other job. A launcher is started ahead of each attempt: it and the command import Paddle concurrently at
+first, and a restart waits for no import of it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from paddle_dp.launch.watch import Launcher, Started
 RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 # Variables that differ between jobs and are not read when Paddle is imported.
-JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
+JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 ANSWER = 180.0  # seconds for a waiting process to import Paddle, or to end a rank, on a busy machine
-IMPORT_AFTER = 6.0  # seconds after which spares import Paddle, when the ranks have started
+IMPORT_AFTER = 6.0  # seconds after which a restart's processes import Paddle, when the ranks have started
 
 
 class Forks:
@@ -209,30 +209,40 @@ def _write(waiting: Popen[bytes], line: bytes) -> None:
 
 
 class PreparedLauncher:
-    """Keeps a launcher for a job's first attempt ready within a `with`; ends an unused one at its exit.
+    """Keeps a launcher for a job's next attempt ready within a `with`; ends an unused one at its exit.
 
     `plan` is the plan before the recipe is read. If the recipe changes the environment, which libraries read when
-    loaded, `begin` returns None, and a new launcher must be started.
+    loaded, `begin` returns None, and a new launcher must be started. In a job with `restarts` each `begin` starts the
+    next one, unless `renews` is False.
     """
 
-    def __init__(self, plan: Plan, inherited: Mapping[str, str]):
+    def __init__(self, plan: Plan, inherited: Mapping[str, str], renews: bool = True):
         self._environment = {n: v for n, v in environment(plan, inherited).items() if in_the_open(n)}
+        self._renews = renews
         self._launcher: Launcher | None = None
         self._hidden = ExitStack()
 
     def __enter__(self) -> PreparedLauncher:
-        self._launcher = Launcher(
-            [sys.executable, "-u", str(LAUNCHER_PROGRAM), MODULE],  # MODULE is only shown in lists of processes
-            env=self._environment, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, **child_options(),
-        )  # fmt: skip
+        self._start(0.0)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.drop()
         self._hidden.close()
 
+    def _start(self, delay: float) -> None:
+        """Starts a launcher that imports Paddle after `delay` seconds, or as soon as `begin` needs it."""
+        self._launcher = Launcher(
+            [sys.executable, "-u", str(LAUNCHER_PROGRAM), MODULE, str(delay)],
+            env=self._environment, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, **child_options(),
+        )  # fmt: skip
+
     def drop(self) -> None:
-        """Ends the launcher if it has not begun."""
+        """Ends the launcher if it has not begun, and starts no other: the job needs none."""
+        self._renews = False
+        self._end()
+
+    def _end(self) -> None:
         if self._launcher is not None:
             self._launcher.kill()
             self._launcher.wait()
@@ -240,23 +250,33 @@ class PreparedLauncher:
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
         """Lets the launcher start the plan and returns it; returns None if a new launcher must be started."""
-        launcher, self._launcher = self._launcher, None
+        self._hidden.close()  # of the attempt before, whose ranks have ended
+        launcher = self._begun(plan, self._hidden.enter_context(for_launcher(variables)), attempt)
         if launcher is None:
-            return None
-        args, env = argv(plan, attempt), self._hidden.enter_context(for_launcher(variables))
+            self._end()
+        self._launcher = None
+        if self._renews and plan.job.restarts:
+            of_job = {n: v for n, v in self._environment.items() if n.startswith(JOB_VARIABLES)}
+            self._environment = of_job | _when_loaded(variables)  # not the variables of this attempt
+            self._start(IMPORT_AFTER)
+        return launcher
+
+    def _begun(self, plan: Plan, env: dict[str, str], attempt: Path) -> Launcher | None:
+        launcher, args = self._launcher, argv(plan, attempt)
         line = [args[args.index(MODULE) + 1 :], env, str(attempt / "launcher.log")]
-        if launcher.poll() is None and _when_loaded(variables) == _when_loaded(self._environment):
-            assert launcher.stdin is not None
-            try:
-                with launcher.stdin as file:
-                    file.write((json.dumps(line) + "\n").encode())
-                launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
-                return launcher
-            except BrokenPipeError:  # it has ended: the new launcher will report why
-                pass
-        launcher.kill()
-        launcher.wait()
-        return None
+        if launcher is None or launcher.poll() is not None:
+            return None
+        if _when_loaded(env) != _when_loaded(self._environment):
+            return None
+        launcher.send_signal(signal.SIGCONT)  # a stopped one would never begin
+        assert launcher.stdin is not None
+        try:
+            with launcher.stdin as file:
+                file.write((json.dumps(line) + "\n").encode())
+        except BrokenPipeError:  # it has ended: the new launcher will report why
+            return None
+        launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
+        return launcher
 
 
 def _when_loaded(variables: Mapping[str, str]) -> dict[str, str]:

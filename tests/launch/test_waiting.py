@@ -229,10 +229,37 @@ def test_it_is_told_what_to_launch_and_secrets_are_not_in_its_environment(
     with PreparedLauncher(PLAN, os.environ) as ahead:
         launcher = ahead.begin(PLAN, given(), tmp_path)
         assert launcher is not None and launcher.wait() == 0
-        assert ahead.begin(PLAN, given(), tmp_path) is None  # there is one, for the first attempt
+        assert ahead.begin(PLAN, given(), tmp_path) is None  # this job has no restarts
     said = (tmp_path / "line").read_text()
     assert '"--nproc_per_node", "2"' in said and str(tmp_path / "launcher.log") in said
     assert "hush" not in said and "PADDLE_DP_JOB" in said
+
+
+@pytest.mark.processes
+def test_each_restart_has_one_that_is_no_part_of_the_attempt_before(program: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, job=replace(PLAN.job, restarts=2))
+    with PreparedLauncher(plan, os.environ) as ahead:
+        for attempt in ("1-2", "1-3", "1-4"):
+            waiting = ahead._launcher
+            assert waiting is not None and "PADDLE_DP_JOB" not in environ_of(waiting.pid)
+            waiting.send_signal(signal.SIGSTOP)  # it would never begin
+            launcher = ahead.begin(plan, given(PADDLE_DP_JOB=attempt), tmp_path)
+            assert launcher is waiting and launcher.wait() == 0
+            assert f'"PADDLE_DP_JOB": "{attempt}"' in (tmp_path / "line").read_text()
+        last = ahead._launcher
+    assert last is not None and not alive(last.pid)
+
+
+def environ_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
+@pytest.mark.processes
+def test_a_job_that_needs_none_gets_no_other(program: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, job=replace(PLAN.job, restarts=2))
+    with PreparedLauncher(plan, os.environ) as ahead:
+        ahead.drop()
+        assert ahead.begin(plan, given(), tmp_path) is None and ahead._launcher is None
 
 
 @pytest.mark.processes

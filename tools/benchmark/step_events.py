@@ -92,11 +92,9 @@ class _Script:
             if all(self.coords[other][axis] == mine[axis] for axis in mine if axis not in axes)
         ]
 
-    def add(
-        self, key: Key, flows: Mapping[int, tuple[float, float]], stream: Key, kind: Kind, messages: int = 1
-    ) -> Key:
+    def add(self, key: Key, flows: Mapping[int, tuple[float, float]], stream: Key, kind: Kind) -> Key:
         """Records a transfer among all ranks of `flows`, once."""
-        self.transfers.setdefault(key, Transfer(frozenset(flows), flows, stream, kind, messages))
+        self.transfers.setdefault(key, Transfer(frozenset(flows), flows, stream, kind))
         return key
 
 
@@ -125,7 +123,7 @@ class _RankScript:
         self._sent: list[Key] = []  # exchanges of gradients of this step
         self._in_flight: deque[tuple[Key, float]] = deque()  # buckets and their bytes, the oldest first
         self._shard_size = 0.0  # bytes of the shard's gradients that replicas add up after backward
-        self._fetched: set[Key] = set()
+        self._fetched: dict[Key, Key] = {}
         for step in range(STEPS):
             self._step(step, own_blocks)
 
@@ -257,9 +255,7 @@ class _RankScript:
 
     def _gradients(self, name: tuple[Any, ...], number: int) -> None:
         """Sends a block's gradients in the order of backward."""
-        if self.stage == 3:
-            for weight in self.weights[number]:
-                self._handle("push", self._bytes(weight))
+        if self.stage == 3 and self.layout.accelerator:
             sizes = self._sizes_by_owner(self.weights[number], self.layout.gradient_on_its_way)
             key = self._owners_exchange((name, "reduce", number), sizes, sends=False, stream="gradients")
             self._send_gradients(key, sizes.get(self.shard, 0.0))
@@ -328,16 +324,14 @@ class _RankScript:
             sizes[owner] = sizes.get(owner, 0.0) + weight.local_size(self.degrees.tensor) * width
         return sizes
 
-    def _owners_exchange(
-        self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key, messages: int = 1
-    ) -> Key:
+    def _owners_exchange(self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key) -> Key:
         """A transfer of parts with an owner each, of these `sizes`: from it to all, or from all to it."""
         total, flows = sum(sizes.values()), {}
         for position, rank in enumerate(self.shards):
             mine = sizes.get(position, 0.0)
             to_others, others = (len(self.shards) - 1) * mine, total - mine
             flows[rank] = (to_others, others) if sends else (others, to_others)
-        return self.script.add((key, self.shards[0]), flows, stream, "send", messages)
+        return self.script.add((key, self.shards[0]), flows, stream, "send")
 
     def _share_parameters(self, step: int, own_blocks: Sequence[int]) -> None:
         """Sends new parameters in the order of forward; on CPUs a rank waits for all of them."""
@@ -365,19 +359,29 @@ class _RankScript:
         at = line.index(number)
         for needed in line[at : at + 1 + self.layout.prefetch]:
             weights = self.fetches.get((min(name[2], self.passes - 1), name[1], needed), [])
-            key, sizes = (name, "fetch", needed), self._sizes_by_owner(weights, width)
-            if not sizes:
+            if not self.layout.accelerator:  # a rank asks for what it lacks
+                weights = [weight for weight in weights if self.owners[weight.name] != self.shard]
+            if not weights:
                 continue
-            messages = 1 if self.layout.accelerator else 2  # on CPUs an owner replies to a request
-            fetch = self._owners_exchange(key, sizes, True, "fetches", messages)
+            key = (name, "fetch", needed)
             if key not in self._fetched:
-                self._fetched.add(key)
-                self._start(fetch)
+                self._fetched[key] = self._fetch(key, self._sizes_by_owner(weights, width))
+                self._start(self._fetched[key])
             if needed == number:
-                self.program.append(("wait", fetch))
+                self.program.append(("wait", self._fetched[key]))
                 for weight in weights:
-                    if self.owners[weight.name] != self.shard:
-                        self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
+                    self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
+
+    def _fetch(self, key: Key, sizes: Mapping[int, float]) -> Key:
+        """A transfer of parameters of these `sizes` by owner: on CPUs owners reply to this rank's request, whatever
+        they do; on an accelerator all ranks exchange them."""
+        if self.layout.accelerator:
+            return self._owners_exchange(key, sizes, sends=True, stream="fetches")
+        flows = {self.shards[owner]: (size, 0.0) for owner, size in sizes.items()}
+        flows[self.rank] = (0.0, sum(sizes.values()))
+        reply = Transfer(frozenset([self.rank]), flows, "fetches", messages=2)
+        self.script.transfers[key, self.rank] = reply
+        return key, self.rank
 
     def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], list[Weight]]:
         """The weights that stage 3 fetches for a block, also the rank's own, in the forward and in the backward of the

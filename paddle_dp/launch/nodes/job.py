@@ -25,6 +25,7 @@ from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.sizes import LOOK, ElasticSize
 from paddle_dp.launch.supervisor import ExternalEvents
+from paddle_dp.launch.watch import PreparedRanks
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 from paddle_dp.text import numbered
 
@@ -107,13 +108,14 @@ class NodeJob:
     """A node's part of a job.
 
     `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
-    logs.
+    logs. `prepared` starts the ranks, if it can.
     """
 
     sizes: ElasticSize
     limits: NodeLimits
     open: Callable[[bool], tuple[Plan, Path]]
     inherited: Mapping[str, str]
+    prepared: PreparedRanks | None = None
 
     @property
     def plan(self) -> Plan:
@@ -293,8 +295,10 @@ class _Node:
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
                 notify_nodes=lambda text: self.member.send(say="tell", attempt=self.member.attempt, words=text),
             )  # fmt: skip
-            inherited = self.node_job.inherited
-            self.result = attempts.run_once(plan, self.logs, inherited, point, self.started, outside)
+            job = self.node_job
+            self.result = attempts.run_once(
+                plan, self.logs, job.inherited, point, self.started, outside, job.prepared
+            )
         except PaddleDPError as error:
             failure = Failure.from_error(error, numbers.index(self.number) * self.node_job.plan.ranks)
             self.result = AttemptResult(attempt=Path(), status=error.exit_status, cause=failure)
