@@ -77,7 +77,14 @@ class Play:
         self.opened: list[tuple[int, bool]] = []
 
     def run_once(
-        self, plan: Plan, attempt: Path, inherited: Any, point: Any, started: float, outside: Any, prepared: Any
+        self,
+        plan: Plan,
+        attempt: Path,
+        inherited: Any,
+        point: Any,
+        started: float,
+        outside: Any,
+        prepared: Any,
     ) -> AttemptResult:
         number = plan.job.node_rank or 0
         self.seen.append((number, plan.node, plan.nodes, plan.ranks, point.resume))
