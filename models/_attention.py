@@ -16,7 +16,7 @@ def attention(
     """softmax(q kᵀ / √head_width) v of [n, t, heads, head_width] each, as [n, t, heads · head_width].
 
     k and v may have more tokens than q. With `causal` a token attends to itself and to earlier ones; with `positions`,
-    int64 [n, t], of several documents in a sample, only to those of its document.
+    int64 [n, t], of several documents in a sample, only to its document's.
     """
     mask = None if positions is None else _other_documents(positions, q.dtype)
     if not _strided_copies_are_slow(q):

@@ -38,7 +38,7 @@ class MemoryCheckpointCallback(Callback):
     """Saves checkpoints, on all ranks together, to the folder in memory that `paddle-dp` has made for the job
     (launch/memory.py): the files of a checkpoint on disk, with the same checks before and after.
 
-    On several nodes each has the files of its own ranks and copies of the previous node's (checkpoint/node_copies.py).
+    On several nodes each has the files of its ranks and copies of the previous node's (checkpoint/node_copies.py).
     A restart begins at the newest whole one of disk and memory. At the end of the job, however it ends, the memory is
     freed: nothing but a restart of this job reads it. Memory that is full does not end the training.
     """
@@ -112,7 +112,7 @@ class MemoryCheckpointCallback(Callback):
         if not self._writes_folder:
             return
         checkpoints.clean(self.folder)
-        # Files of another attempt must never complete those of this one, nor be newer.
+        # Files of another attempt must never complete this one's, nor be newer.
         for path in checkpoints.checkpoints(self.folder):
             if self._newest is None or path.name != self._newest.name:
                 shutil.rmtree(path, ignore_errors=True)

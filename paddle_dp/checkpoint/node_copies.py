@@ -1,7 +1,7 @@
 """Checkpoints in the memories of several nodes: the files of each rank in its node's memory, and copies in the next
 node's.
 
-A checkpoint is a folder as on disk. Each node has the manifest, the state, the files of its own ranks, and copies of
+A checkpoint is a folder as on disk. Each node has the manifest, the state, the files of its ranks, and copies of
 the files of the node before it in a ring: any node may be lost, with its memory, and the others have all files. A node
 writes the manifest, which has the checksums of all files, after every rank has its files and its copies in place.
 A kill in the middle leaves no manifest, and the checkpoint before stays until the next one is in place on all nodes.
@@ -54,7 +54,7 @@ class Generation:
     """A checkpoint as one node has it in memory.
 
     `key`: the digest of its manifest, by which files of different checkpoints of one step are never mixed. `ranks`: the
-    number of ranks that saved it; `intact`: those of them whose files are here, byte by byte as they were written.
+    number of ranks that saved it; `intact`: the ranks whose files are here, byte by byte as they were written.
     """
 
     step: int

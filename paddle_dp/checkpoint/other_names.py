@@ -40,7 +40,7 @@ PADDLE_FORMERS, PADDLE_FORMERS_INNER = "PaddleFormers'", "PaddleFormers', of the
 _IN_PADDLE = (
     (PADDLE_NLP, PADDLE_NLP_INNER, "paddle_nlp"),
     (PADDLE_FORMERS, PADDLE_FORMERS_INNER, "paddle_formers"),
-)  # a convention, that of the inner model, and the model's attribute with its patterns
+)  # a convention, the inner model's, and the model's attribute with its patterns
 # Their Linear is [inputs, outputs].
 PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER, PADDLE_FORMERS, PADDLE_FORMERS_INNER)
 # PaddleNLP's names of weights with a layout that no table here describes, and a description of each. Of one name there
@@ -194,9 +194,9 @@ class PublishedNames(Protocol):
     """A model that knows the names of its tensors in Hugging Face's transformers.
 
     It may have more tables, of patterns: `hugging_face_versions` maps the names of another version of transformers to
-    those of `hugging_face`; `paddle_nlp` and `paddle_formers` map transformers' names to those of PaddleNLP and of
-    PaddleFormers, or to three names for one tensor with all of q, k and v. A tensor that `hugging_face` transposes is
-    not transposed there, unless its name ends in .T.
+    `hugging_face`'s; `paddle_nlp` and `paddle_formers` map transformers' names to PaddleNLP's and PaddleFormers's, or
+    to three names for one tensor with all of q, k and v. A tensor that `hugging_face` transposes is not transposed
+    there, unless its name ends in .T.
     """
 
     def hugging_face(self) -> Names:

@@ -213,7 +213,7 @@ def _conversations(c: Configuration, model: PublishedModel, length: int | None) 
     section["held_out"] = share if share < 1 else 0.05
     c.take("stage")
     if c.values.get("template"):
-        c.lose_key("template", "the tokenizer's chat_template writes the text; theirs a template of its own")
+        c.lose_key("template", "the tokenizer's chat_template writes the text; theirs another template")
     return section
 
 

@@ -88,7 +88,7 @@ class BestFit:
 
 
 class Alone:
-    """Each document in a window of its own, padded at the end."""
+    """Each document in a separate window, padded at the end."""
 
     def __init__(self, inputs: Array, length: int):
         self.inputs, self.length, self.windows = inputs, length, len(inputs)

@@ -54,7 +54,7 @@ def records(
     file: Path, column: str, span: tuple[float, float], further: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the rows of a part of a file, with their numbers from 1, in batches of bounded memory: `column`, and
-    those of `further` that the file has. Values that are null are left out.
+    every column of `further` that the file has. Values that are null are left out.
 
     Raises MissingDataError without the column, DataError for a damaged file.
     """

@@ -148,8 +148,8 @@ class TextConfig:
                 yield window[:-1], window[1:]
 
     def named_files(self, split: str = "train") -> list[_texts.Named]:
-        """All files, up to `limit`; of the split `test` those of `test`, if it is set. Of the split `train` it raises
-        MissingDataError for a file of `path` that is one of `test`, too."""
+        """All files, up to `limit`; of the split `test` the files of `test`, if it is set. Of the split `train`
+        it raises MissingDataError for a file of `path` that is one of `test`, too."""
         if split == "train" or self.test is None:
             files = _texts.text_files(self.path, self.has_lines)
             files = _texts.first_bytes(files, self.limit.count) if self.limit else files

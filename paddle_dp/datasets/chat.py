@@ -64,7 +64,7 @@ class Config(TextConfig):
     split, and new lines move few others."""
 
     packing: bool = True
-    """Whether conversations share windows. false: each has a window of its own, so `train.batch` counts
+    """Whether conversations share windows. false: each has a separate window, so `train.batch` counts
     conversations."""
 
     longer: Literal["cut", "leave_out", "refuse"] = "cut"

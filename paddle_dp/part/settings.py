@@ -143,8 +143,8 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
 
 
 def _with_key(message: str, path: Keys, owner: ErrorContext) -> str:
-    """The message on a part, which knows the last word of its key alone, with the whole key: those of turns are deeper
-    than the recipe's."""
+    """The message on a part, which knows the last word of its key alone, with the whole key: the keys of turns are
+    deeper than the recipe's."""
     key, name = owner.dotted(path), str(path[-1]) if path else ""
     if name not in SHELVES.values() or name == key or message.startswith(key):
         return message

@@ -32,7 +32,7 @@ Keeps = Literal["none", "selective", "full"]
 @dataclass(frozen=True, kw_only=True)
 class ActivationFormat:
     """The form in which activations are kept: bytes of a `number`; `flash`: attention keeps no scores; `masked`: its
-    tokens see those of their document alone."""
+    tokens see their document alone."""
 
     number: int
     flash: bool

@@ -14,8 +14,8 @@ class Device:
     `peak16`, `peak32`: FLOP/s of dense products of 16-bit and of float32 numbers (TF32, if the device has it).
     `memory`: bytes. `memory_rate`, `card_link`: bytes/s of its memory, and of its link to the other cards of its node,
     in one direction. `node_link`: bytes/s of all network cards of a node together, in one direction. `node`: cards in
-    a node. `bfloat16`: the device multiplies bfloat16. `family`: its architecture, and that of
-    the published runs that judge its forecasts. `accelerator`: it is no CPU, which emulates 16 bits in float32.
+    a node. `bfloat16`: the device multiplies bfloat16. `family`: its architecture, as in the
+    published runs that judge its forecasts. `accelerator`: it is no CPU, which emulates 16 bits in float32.
     """
 
     name: str

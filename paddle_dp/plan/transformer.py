@@ -41,7 +41,7 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
     the reason why its products cannot be counted, as the end of a sentence.
 
     The Config has `width`, `depth` and `heads`, and `vocab` and `length`, or an image's `image`, `patch` and `classes`.
-    The matrices of a block must be those of attention and an MLP, so that another architecture is not taken for one.
+    The matrices of a block must belong to attention and an MLP, so that another architecture is not taken for one.
     """
     sizes = {name: getattr(config, name, None) for name in ("width", "depth", "heads", "image", "patch")}
     width, depth, heads = (size if isinstance(size, int) else 0 for size in list(sizes.values())[:3])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(ScheduleConfig):
     """The rates of `paddle.optimizer.lr.ReduceOnPlateau` on the same numbers, without its `epsilon`. Evaluations within
-    the warm-up do not count; nor do those of callbacks, such as `evaluate`."""
+    the warm-up do not count; nor do evaluations by callbacks, such as `evaluate`."""
 
     watch: str = "loss"
     """A number of the evaluations, over all held-out samples, such as `loss`, `acc1` or `ema_loss`."""

@@ -71,7 +71,7 @@ class SweepRequest:
 class SweepPlan:
     """A request that was checked: its axes, the settings of all trials, the score and the sweep's folder.
 
-    `device`: the recipe's train.device. `devices`: those of each slot on this machine.
+    `device`: the recipe's train.device. `devices`: the devices of each slot on this machine.
     """
 
     request: SweepRequest

@@ -141,8 +141,8 @@ class SweepSearch:
         self._begin(self._fixed(record.settings), record.number, record.settings)
 
     def draw(self, trials: int, known: Sequence[Settings]) -> tuple[int, Settings] | None:
-        """The number and the settings of the next trial, unlike `known`, those of all before it; None if there are no
-        others.
+        """The number and the settings of the next trial, other than `known`, which were tried before; None if there
+        are no others.
 
         If all settings are no more than `trials`, each is drawn once, in order.
         """
