@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import NotFiniteError, PaddleDPError, UsageError
+from paddle_dp.files import remove_partials
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.recipe import Recipe, code, write_recipe
@@ -58,6 +59,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
             options = {**options, "older": claim(recipe.folder, resume)}
         if not holds(recipe.folder, options.get("older")):
+            remove_partials(recipe.folder)
             checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder claimed")
     trainer = build(recipe, mesh, resume, options.get("accept") or ())

@@ -19,6 +19,7 @@ from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
+from paddle_dp.files import remove_partials
 from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
@@ -286,6 +287,7 @@ def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
     """Claims the run's folder, once for all ranks; returns, on rank 0, the older run to move aside. Collective."""
     older = claim(folder, resume) if mesh.is_main else None
     if mesh.is_main and older is None:
+        remove_partials(folder)
         checkpoints.clean(folder / "checkpoints")
     mesh.wait("run folder claimed")
     return older

@@ -167,8 +167,10 @@ def test_a_resumed_script_goes_on_with_the_same_batches_or_is_refused(tmp_path: 
     ):
         with pytest.raises(UsageError, match=said):
             Trainer.of(**described(run, resume=True, **change))
+    killed = run / ".certificate.json.partial-1-0123abcd"  # half written by a process that was killed
+    killed.touch()
     again = Trainer.of(**described(run, resume=True))
-    assert again.progress.step == 7 and again.fit("2 epochs").step == 14
+    assert again.progress.step == 7 and again.fit("2 epochs").step == 14 and not killed.exists()
 
 
 def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
