@@ -17,7 +17,8 @@ def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> 
             partial.write_text("new")
             raise KeyError
 
-    pytest.raises(KeyError, fail)
+    with pytest.raises(KeyError):
+        fail()
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "old"
 
