@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -171,6 +172,9 @@ class CheckpointCallback(Callback):
         self._finish(moment)
         waited = time.perf_counter() - began
         self._warn_waited(step, waited)
+        if self.run.mesh.is_main:
+            with suppress(OSError):  # a killed job's, of which a shared disk showed other machines' files too late
+                checkpoints.clean(self.folder)
         try:
             with heartbeat.within("checkpoint"):
                 snapshot = moment.trainer.snapshot(self._memory)

@@ -55,7 +55,8 @@ def publish(partial: Path, final: Path) -> None:
 def clean(folder: Path) -> list[Path]:
     """Removes the unfinished folders of killed jobs and returns them. Call it on one rank, while no rank saves.
 
-    A checkpoint that was being replaced is restored.
+    A checkpoint that was being replaced is restored. On a shared disk a folder stays if it has files that another
+    machine wrote and this one does not see yet: a later call removes it.
     """
     if not Path(folder).is_dir():
         return []

@@ -52,6 +52,17 @@ def test_the_newest_few_stay_and_every_save_is_told(
     assert trainer.asked == [("saved", run.folder / f"checkpoints/step-{s:08d}") for s in (4, 8, 12)]
 
 
+def test_a_save_removes_the_unfinished_folder_of_a_killed_job_that_appears_late(
+    run: Run, built: Built, tell: Tell
+) -> None:
+    """On a shared disk the start removed what it saw of the folder, without another machine's file."""
+    callback, late = built(), run.folder / "checkpoints/.step-00000002.partial-1-0123abcd"
+    late.mkdir(parents=True)
+    (late / "rank-1.tensors").touch()
+    tell(callback, "epoch", 4)
+    assert saved_steps(run) == [4] and not late.exists()
+
+
 def test_the_end_is_saved_once(run: Run, built: Built, tell: Tell) -> None:
     callback = built()
     tell(callback, "epoch", 4)
