@@ -173,7 +173,9 @@ class CheckpointCallback(Callback):
         waited = time.perf_counter() - began
         self._warn_waited(step, waited)
         if self.run.mesh.is_main:
-            with suppress(OSError):  # a killed job's, of which a shared disk showed other machines' files too late
+            with suppress(
+                OSError
+            ):  # a killed job's, of which a shared disk showed other machines' files too late
                 checkpoints.clean(self.folder)
         try:
             with heartbeat.within("checkpoint"):
