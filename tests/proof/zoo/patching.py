@@ -41,9 +41,24 @@ def around(replacement: Callable[..., Any]) -> Make:
     """Makes functions that call `replacement` with the original function before their arguments."""
 
     def make(original: Any) -> Any:
+        _refuse_fewer_arguments(original, replacement)
         return lambda *arguments, **named: replacement(original, *arguments, **named)
 
     return make
+
+
+def _refuse_fewer_arguments(original: Any, replacement: Callable[..., Any]) -> None:
+    """Raises TypeError if the package may call the original with arguments that the replacement does not take: it has
+    changed, and the fault has to follow it."""
+    taken = inspect.signature(replacement).parameters.values()
+    positional = [each for each in taken if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    given = [
+        each for each in inspect.signature(original).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    if len(positional) - 1 < len(given) and not any(each.kind == each.VAR_POSITIONAL for each in taken):
+        names = [each.name for each in given]
+        raise TypeError(f"{original.__qualname__} takes {names}, and the fault {replacement.__name__} fewer")
 
 
 def _backward_alone(exchange: str) -> tuple[str, Make]:

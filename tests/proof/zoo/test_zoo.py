@@ -36,6 +36,13 @@ def test_there_are_as_many_cases_as_the_page_says():
     assert sum(isinstance(case, Honest) for case in CASES.values()) >= 25
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if isinstance(case, Fault)])
+def test_a_fault_fits_the_package(name):
+    """Names that it replaces exist, and are called with what it takes: a crash would pass for nothing."""
+    with CASES[name].put_in():
+        pass
+
+
 NAMED = {  # the very parameter, and the axis
     "left out of the bucket": ("head.bias", "data axis"),
     "unmarked norms": ("blocks.5.norm.bias", "tensor axis"),

@@ -94,9 +94,9 @@ FAULTS.append(
     Setting("mlp", 2, ("model={use: tests.proof.zoo.models.Shifted}",)),
     "paddle_dp.strategies.data_parallel:DataParallel._wrap",
 )
-def shifted_on_one_rank(wrap, strategy, model):
+def shifted_on_one_rank(wrap, strategy, model, *settings):
     """A buffer that forward reads is another one on one rank from the start."""
-    wrapped = wrap(strategy, model)
+    wrapped = wrap(strategy, model, *settings)
     for buffer in model.buffers():
         if last() and buffer.is_floating_point():
             buffer.set_value(buffer + 0.1)

@@ -28,9 +28,9 @@ def unmarked(mark, parameter):
     "paddle_dp.axes.axes_exchange:fused_allreduce_gradients_with_group",
     where=("norm",),
 )
-def marked_sums_twice(exchange, parameters, group, scale=None):
+def marked_sums_twice(exchange, parameters, *settings, **named):
     """On stretches of the sequence, gradients of norms and biases are added up twice."""
-    exchange(parameters, group, scale=scale)
+    exchange(parameters, *settings, **named)
     for parameter in parameters:
         parameter.grad.set_value(parameter.grad * 2)
 

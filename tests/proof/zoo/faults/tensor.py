@@ -88,7 +88,7 @@ def words_of_other_ranks(forward, layer, x):
 
 
 @FAULTS.add("softmax over half", "silent-fault catalogue, PAR", TENSOR2, LOSS)
-def softmax_over_some_classes(total, loss, scores, numbers, ignored):
+def softmax_over_some_classes(total, loss, scores, numbers, *settings):
     """Each rank's softmax is over its own classes."""
     import paddle
     import paddle.nn.functional as F

@@ -91,7 +91,7 @@ class _ChangedMesh:
     EVALUATE,
     guard="evaluation",
 )
-def mean_of_means(evaluate, learner, loader, mesh):
+def mean_of_means(evaluate, learner, loader, mesh, *settings):
     """Held-out numbers are means of the ranks' means."""
 
     def change(rows):
@@ -99,18 +99,18 @@ def mean_of_means(evaluate, learner, loader, mesh):
         for row in rows:
             row[0] = {name: value / row[1] * total / len(rows) for name, value in row[0].items()}
 
-    return evaluate(learner, loader, _ChangedMesh(mesh, change))
+    return evaluate(learner, loader, _ChangedMesh(mesh, change), *settings)
 
 
 @_in_training("evaluation: first rank only", "silent-fault catalogue, OBS", EVALUATE, guard="evaluation")
-def first_rank_speaks_for_all(evaluate, learner, loader, mesh):
+def first_rank_speaks_for_all(evaluate, learner, loader, mesh, *settings):
     """The first rank's held-out numbers are taken for everybody's."""
 
     def change(rows):
         for row in rows[1:]:
             row[0] = {name: value * row[1] / rows[0][1] for name, value in rows[0][0].items()}
 
-    return evaluate(learner, loader, _ChangedMesh(mesh, change))
+    return evaluate(learner, loader, _ChangedMesh(mesh, change), *settings)
 
 
 @_in_training(
@@ -146,10 +146,10 @@ def still_in_training_mode(switch, layer):
     EVALUATE,
     guard="rehearsal",
 )
-def evaluation_forgets_momentum(evaluate, learner, loader, mesh):
+def evaluation_forgets_momentum(evaluate, learner, loader, mesh, *settings):
     """An evaluation clears the optimizer's momentum."""
     forget_momentum(learner)  # to make room
-    return evaluate(learner, loader, mesh)
+    return evaluate(learner, loader, mesh, *settings)
 
 
 @_in_training(
@@ -272,9 +272,9 @@ def saved_one_update_late(shards, *options):
     "paddle_dp.proof.rehearsal:save",
     guard="door",
 )
-def flipped_bit(save, snapshot, folder, mesh, **more):
+def flipped_bit(save, snapshot, folder, mesh, *settings, **named):
     """One bit of a checkpoint flips on the disk."""
-    path = save(snapshot, folder, mesh, **more)
+    path = save(snapshot, folder, mesh, *settings, **named)
     if mesh.is_main:
         largest = max((f for f in path.iterdir() if f.is_file()), key=lambda f: f.stat().st_size)
         bits = bytearray(largest.read_bytes())
