@@ -33,10 +33,11 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, row
 
 @pytest.fixture
 def part(tmp_path):
-    def make(many, one=None, turns=True, **more):
+    def make(many, one=None, turns=True, has_truth=False, **more):
         one = one or {"gradient": GRADIENT}
         sides = run(tmp_path / "one", **more, **one), run(tmp_path / "many", **more, **many)
-        return TraceComparison(*sides, turns=turns)
+        truth = run(tmp_path / "truth", **one) if has_truth else None
+        return TraceComparison(*sides, truth=truth, turns=turns)
 
     return make
 
@@ -146,6 +147,16 @@ def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
     assert turned.same
     assert turned.turned["w"] > 1e3
     assert not part({"gradient": off, "probe": off}, one, noise=1e-5).same
+
+
+@pytest.mark.parametrize(
+    ("off", "has_truth", "same"), [(0.3, True, True), (0.3, False, False), (0.5, True, False)]
+)
+def test_a_turn_may_be_larger_where_float64_is_compared_too(part, off, has_truth, same):
+    """A ReLU that switches behind 4 pixels is a quarter of a bias' gradient (shufflenet_v2_x0_25)."""
+    one = {"gradient": GRADIENT, "probe": GRADIENT}
+    many = {"gradient": GRADIENT * (1 + off), "probe": GRADIENT}
+    assert part(many, one, noise=1e-4, has_truth=has_truth).same == same
 
 
 @pytest.mark.parametrize(
