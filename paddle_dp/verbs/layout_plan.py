@@ -180,10 +180,10 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
         )
     low = precision.is_low and device.accelerator  # CPUs emulate 16 bits in float32
     widths = Widths.for_states(states_of(recipe.optimizer.config), low=low and precision.level == "O2")
-    sent = 2 if getattr(as_hybrid.strategy.config, "reduce_dtype", None) == "bfloat16" else widths.gradient
+    layout = replace(as_hybrid.strategy.config.layout(1), widths=widths)
     return Numerics(
-        low=low, widths=widths, gradient=sent, flash=low and device.bfloat16, accelerator=device.accelerator,
-        masked=masks_documents(recipe),
+        low=low, widths=widths, gradient=layout.gradient_on_its_way, flash=low and device.bfloat16,
+        accelerator=device.accelerator, masked=masks_documents(recipe),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount, duration
 from paddle_dp.verbs.check_screen import forecast
 from paddle_dp.verbs.forecast import layout_of
-from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
+from paddle_dp.verbs.layout_plan import RecipePlan, numerics_of, rank_numbers, start_command, write_chosen
 from paddle_dp.verbs.plan_screen import PlanScreen
 from tests.plan.test_probe import probe as measured_probe
 
@@ -277,3 +277,18 @@ def test_the_network_between_nodes_is_on_the_screen() -> None:
     assert "8 cards in a node, 1600 Gbit/s from node to node" in "\n".join(
         PlanScreen(planned(ranks="16")).lines()
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "reduce_dtype", "gradient"),
+    [
+        ("{dtype: bfloat16, level: O2}", "null", 2),
+        ("{dtype: bfloat16, level: O2}", "float32", 4),
+        ("bfloat16", "null", 4),
+        ("bfloat16", "bfloat16", 2),
+    ],
+)
+def test_a_plan_sends_gradients_as_the_layout_does(precision: str, reduce_dtype: str, gradient: int) -> None:
+    strategy = f"strategy={{use: hybrid, reduce_dtype: {reduce_dtype}}}"
+    recipe = read_recipe(SMALL, [*SHRUNK, strategy, f"train.precision={precision}"])
+    assert numerics_of(recipe, recipe, DEVICES["a100-80"]).gradient == gradient
