@@ -49,7 +49,7 @@ def obstacle(run: Run, learner: Any) -> str:
     split = [f"{axis} {degrees[axis]}" for axis in MODEL_AXES if degrees[axis] > 1]
     if split:
         return f"the weights are split over ranks ({', '.join(split)}), and rank 0 alone computes samples"
-    if degrees.servers:
+    if not degrees.reads(0):
         return "rank 0 is a server, which computes nothing"
     if learner.weights.collective_forward:
         return "each rank has a part of the weights (sharding in stage 3), and rank 0 alone computes samples"

@@ -41,11 +41,6 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks check.
     """
-    if recipe.dataset.reading == "scatter" and layout.degrees.servers:
-        raise UsageError(
-            "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
-            "dataset.reading=each."
-        )
     model = built_without_memory(recipe.build_model)
     check_compiles(recipe, layout, model)
     if model is None:

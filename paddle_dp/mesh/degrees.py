@@ -127,6 +127,10 @@ class Degrees:
             share = share * self[axis] + coords[axis]
         return share
 
+    def reads(self, rank: int) -> bool:
+        """Whether `rank` reads samples and computes, which a server does not."""
+        return self.dp_rank(rank) >= 0
+
     def role(self, rank: int) -> str:
         """Returns "server 1" or "worker 0" if there are servers, else ""."""
         if not self.servers:

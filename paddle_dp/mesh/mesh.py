@@ -89,7 +89,7 @@ class Mesh:
     @property
     def reads(self) -> bool:
         """True if this rank reads samples and computes, which a server does not."""
-        return self.dp_rank >= 0
+        return self.axes.reads(self.rank)
 
     @cached_property
     def dp_size(self) -> int:

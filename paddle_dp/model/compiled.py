@@ -42,10 +42,6 @@ def check_compiles(recipe: Recipe, layout: Layout, model: nn.Layer | None = None
         _refuse(
             f"the ranks of the {cut[0]} axis meet within the forward: use axis data alone, data_parallel or single"
         )
-    if layout.degrees.servers:
-        _refuse(
-            "a program is traced and tried before servers have dealt the parameters: use data_parallel or single"
-        )
     if "adapter" in recipe.model_fields_set and recipe.adapter is not None:
         _refuse(_HOOKED)
     if layout.recompute != Recompute():

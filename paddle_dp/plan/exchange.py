@@ -147,7 +147,7 @@ def _with_branches(
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
     """A worker sends all gradients and receives all parameters; a server does the reverse with its part, per worker."""
-    server_elements, degrees, serves = served(blocks, layout), layout.degrees, rank < layout.degrees.servers
+    server_elements, degrees, serves = served(blocks, layout), layout.degrees, not layout.degrees.reads(rank)
     moved = server_elements[rank] * degrees.dp_size if serves else sum(server_elements)
 
     def way(payload: Payload, width: int, when: When, out: bool, hides: bool) -> Sent:

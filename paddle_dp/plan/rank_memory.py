@@ -255,7 +255,7 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     gradients' sum and the optimizer states, a copy of the frozen weights, and the received gradients."""
     degrees, every = layout.degrees, range(len(blocks))
     trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
-    serves = rank < degrees.servers
+    serves = not degrees.reads(rank)
     elements = served(blocks, layout)[rank] if serves else trained
     return RankMemory(
         rank=rank,

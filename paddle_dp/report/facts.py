@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import fields
 from typing import Any
 
-from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.report.run_record import RunRecord
 from paddle_dp.text import duration
 
@@ -45,7 +46,7 @@ def sample_count(run: RunRecord, split: str) -> int:
 
 def degrees_of(run: RunRecord) -> Degrees | None:
     layout = run.attempt.get("layout")
-    known = {*AXES, "servers"}
+    known = {field.name for field in fields(Degrees)}
     if not isinstance(layout, dict) or not layout or not layout.keys() <= known:
         return None
     sizes = {axis: size for axis, size in layout.items() if type(size) is int and 0 < size < 10**6}

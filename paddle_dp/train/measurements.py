@@ -154,7 +154,7 @@ class Stragglers:
         axes = self.mesh.axes
 
         def kind(number: int) -> tuple[int, bool]:
-            return axes.coords(number)["pipeline"], number < axes.servers
+            return axes.coords(number)["pipeline"], axes.reads(number)
 
         return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
 

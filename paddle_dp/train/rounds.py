@@ -285,7 +285,7 @@ class RoundDriver:
                 raise blame.bad_target(self._training.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()
         # Server 0 writes the lines, and has no samples.
-        if sums is not None and self._training.mesh.axes.servers:
+        if sums is not None and not self._training.mesh.axes.reads(0):
             waiting = min(batch.waited / max(now - self._done_at, 1e-9), 1.0)
             shown = {"tokens": tokens(batch), "waiting": waiting}
             sums = {**sums, **{name: value * sums["count"] for name, value in shown.items()}}

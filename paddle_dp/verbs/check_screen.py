@@ -96,7 +96,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield from _exchange(recipe, layout, blocks, shown.rank, wire)
     if layout.accelerator and recipe.train.device == "auto" and recipe.train.precision.is_low:
         yield "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
-    if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
+    if rank is not None and layout.degrees.reads(rank):  # a server runs no layer
         yield _built(recipe, layout, shown)
 
 
@@ -211,9 +211,10 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
 def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator[str]:
     """Yields lines on the traffic of each server and of a worker in a step; over a wire also the shortest step."""
     degrees = layout.degrees
-    exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in range(degrees.servers + 1)}
+    ranks = [memory.rank for memory in rank_memories(blocks, layout)]
+    exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in ranks}
     for rank, transfers in exchanges.items():
-        sender = degrees.role(rank) if rank < degrees.servers else "each worker"
+        sender = "each worker" if degrees.reads(rank) else degrees.role(rank)
         out, into = (
             " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each)))
             for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)

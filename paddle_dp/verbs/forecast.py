@@ -137,7 +137,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemo
     """Bytes of activations on the rank, or on one of its devices, by the arithmetic of `plan`; None unless the model is
     a transformer, and on a server, which runs no layer."""
     model = sizes_of(recipe, blocks)
-    if model is None or memory.rank < layout.degrees.servers:
+    if model is None or not layout.degrees.reads(memory.rank):
         return None
     shares = recipe.train.micro_batches * layout.degrees.dp_size * layout.devices
     micro = (-(-recipe.train.batch // shares), recipe.train.micro_batches)

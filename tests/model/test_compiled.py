@@ -186,7 +186,6 @@ def test_what_refuses_within_a_trace_is_said_without_the_trace() -> None:
     [
         ({"tensor": 2}, "none", False, "ranks of the tensor axis meet within the forward"),
         ({"data": 2, "sharding": 2}, "none", False, "ranks of the sharding axis"),
-        ({"data": 2, "servers": 1}, "none", False, "before servers have dealt the parameters"),
         ({"data": 2}, "full", False, "strategy.recompute=none"),
         ({"data": 2}, "none", True, "strategy.sync_batch_norm=false"),
         ({"data": 2}, "none", False, ""),

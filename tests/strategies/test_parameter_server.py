@@ -30,6 +30,7 @@ def test_servers_are_the_first_ranks_and_read_nothing() -> None:
     degrees = Degrees(data=3, servers=2)
     assert degrees.ranks == 5 and degrees.dp_size == 3
     assert [degrees.dp_rank(rank) for rank in range(5)] == [-1, -1, 0, 1, 2]
+    assert [degrees.reads(rank) for rank in range(5)] == [False, False, True, True, True]
     assert [degrees.coords(rank)["server"] for rank in range(5)] == [0, 1, -1, -1, -1]
     assert [degrees.rank(degrees.coords(rank)) for rank in range(5)] == list(range(5))
     assert [degrees.role(rank) for rank in (1, 2)] == ["server 1", "worker 0"]

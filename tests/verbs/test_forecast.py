@@ -205,6 +205,10 @@ def test_a_strategy_for_cpus_only_is_forecast_for_them():
         (["strategy={use: async_average}", "loss={use: contrastive}"], "each rank learns alone"),
         (["strategy={use: async_average}", "dataset.reading=scatter"], "take shares as they come"),
         (["strategy={use: parameter_server}", "dataset.reading=scatter"], "is a server, which reads nothing"),
+        (
+            ["strategy={use: parameter_server}", "train.compile=true"],
+            "before servers have dealt the parameters",
+        ),
     ],
 )
 def test_what_ranks_cannot_do_together_is_said_before_there_are_ranks(words, why):

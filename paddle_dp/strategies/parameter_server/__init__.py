@@ -104,6 +104,16 @@ class Config(StrategyConfig):
             )
         if self.mode == "async":
             self._refuse_waiting(recipe)
+        if recipe.dataset.reading == "scatter":
+            raise UsageError(
+                "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
+                "dataset.reading=each."
+            )
+        if recipe.train.compile:
+            raise UsageError(
+                "train.compile: a program is traced and tried before servers have dealt the parameters: use "
+                "data_parallel or single, or train.compile=false."
+            )
         preflight_check(recipe, self.layout(ranks), splits=True)
         if self.pulls == "rows":
             from paddle_dp.strategies.parameter_server.rows import row_layers
