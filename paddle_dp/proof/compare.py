@@ -45,9 +45,9 @@ from paddle_dp.proof.tolerance import (
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key, numbers_of
 
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
-# (densenet121). TURNED_BESIDE_FLOAT64 where float64, in which none switches, is compared, too; measured: 0.26
+# (densenet121). TURNED_WITH_FLOAT64 where float64, in which none switches, is compared, too; measured: 0.26
 # (shufflenet_v2_x0_25 at 64 pixels, whose last pictures have 4 pixels).
-TURNED, TURNED_BESIDE_FLOAT64 = 0.2, 0.4
+TURNED, TURNED_WITH_FLOAT64 = 0.2, 0.4
 LARGEST_TURN = 1e4  # in units of the noise
 JUDGED = (
     "initial", "evaluation", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state",
@@ -223,7 +223,7 @@ class TraceComparison:
 
     def _may_turn(self, finding: ProofDifference) -> bool:
         """Whether the difference is as small as that of a switched ReLU."""
-        most = TURNED if self.truth is None else TURNED_BESIDE_FLOAT64
+        most = TURNED if self.truth is None else TURNED_WITH_FLOAT64
         return finding.r * finding.unit <= most
 
     def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:
