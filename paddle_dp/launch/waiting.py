@@ -9,11 +9,12 @@ first, and a restart waits for no import of it.
 from __future__ import annotations
 
 import json
+import secrets
 import select
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ from paddle_dp.launch.network import free_ports
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
 from paddle_dp.launch.waiting_rank import Case
-from paddle_dp.launch.watch import Launcher, Started
+from paddle_dp.launch.watch import LAUNCHER_MARK, Launcher, Started
 
 RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
@@ -232,10 +233,13 @@ class PreparedLauncher:
 
     def _start(self, delay: float) -> None:
         """Starts a launcher that imports Paddle after `delay` seconds, or as soon as `begin` needs it."""
-        self._launcher = Launcher(
+        mark = secrets.token_hex(8)
+        launcher = Launcher(
             [sys.executable, "-u", str(LAUNCHER_PROGRAM), MODULE, str(delay)],
-            env=self._environment, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, **child_options(),
+            env=self._environment | {LAUNCHER_MARK: mark}, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL,
+            **child_options(),
         )  # fmt: skip
+        launcher.mark, self._launcher = mark, launcher
 
     def drop(self) -> None:
         """Ends the launcher if it has not begun, and starts no other: the job needs none."""
@@ -255,10 +259,14 @@ class PreparedLauncher:
         if launcher is None:
             self._end()
         self._launcher = None
-        if self._renews and plan.job.restarts:
+        # A launcher counts devices at its import: an elastic job's next attempt may have one that has returned since.
+        if self._renews and plan.job.restarts and not (plan.devices and plan.job.elastic):
             of_job = {n: v for n, v in self._environment.items() if n.startswith(JOB_VARIABLES)}
             self._environment = of_job | _when_loaded(variables)  # not the variables of this attempt
-            self._start(IMPORT_AFTER)
+            with suppress(
+                OSError
+            ):  # too many processes, too little memory: the restart imports Paddle itself
+                self._start(IMPORT_AFTER)
         return launcher
 
     def _begun(self, plan: Plan, env: dict[str, str], attempt: Path) -> Launcher | None:

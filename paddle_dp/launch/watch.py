@@ -11,10 +11,12 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Protocol
 
-from paddle_dp.launch.processes import alive, descendants, exit_of, variable
+from paddle_dp.launch.processes import alive, descendants, exit_of, marked, variable
 
 if TYPE_CHECKING:
     from paddle_dp.launch.command import Plan
+
+LAUNCHER_MARK = "PADDLE_DP_LAUNCHER"  # variable of a launcher that was started before its attempt had a mark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,13 @@ class Launcher(Popen[bytes]):
     """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order.
 
     `first_log`: the file that it creates right before the first rank. Earlier children are no ranks: with several
-    nodes, one serves the rendezvous.
+    nodes, one serves the rendezvous. `mark`: the value of LAUNCHER_MARK in the environment of the launcher and of its
+    forks, if it was started before its attempt: /proc shows no variable that a process got after its start.
     """
 
     expected: Sequence[int] = ()
     first_log: Path | None = None
+    mark: str = ""
     _known_children: Sequence[int] = ()
 
     def ranks(self) -> Mapping[int, int]:
@@ -83,8 +87,9 @@ class Launcher(Popen[bytes]):
         return {rank: pid for pid, rank in known.items()}
 
     def left(self) -> list[int]:
-        """Returns the living processes among the launcher and its descendants."""
-        return [*(descendants(self.pid) if self.poll() is None else []), *filter(alive, [self.pid])]
+        """Returns the living processes among the launcher, its descendants and its forks that have lost it."""
+        forks = marked(LAUNCHER_MARK, self.mark) if self.mark else []
+        return [*(descendants(self.pid) if self.poll() is None else []), *filter(alive, [self.pid]), *forks]
 
     def _children(self) -> list[int]:
         try:

@@ -17,7 +17,7 @@ import pytest
 from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped
+from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
 from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
 from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, _answer, launched
 from tests.eventually import eventually
@@ -248,6 +248,51 @@ def test_each_restart_has_one_that_is_no_part_of_the_attempt_before(program: Pat
             assert f'"PADDLE_DP_JOB": "{attempt}"' in (tmp_path / "line").read_text()
         last = ahead._launcher
     assert last is not None and not alive(last.pid)
+
+
+@pytest.mark.processes
+def test_a_launcher_that_cannot_be_started_ahead_ends_no_attempt(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(PLAN, job=replace(PLAN.job, restarts=2))
+    with PreparedLauncher(plan, os.environ) as ahead:
+        monkeypatch.setattr("paddle_dp.launch.waiting.Launcher", no_process)
+        launcher = ahead.begin(plan, given(), tmp_path)
+        assert launcher is not None and launcher.wait() == 0
+        assert ahead.begin(plan, given(), tmp_path) is None  # a new one is started
+
+
+def no_process(*args: Any, **options: Any) -> None:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+@pytest.mark.processes
+def test_no_launcher_waits_that_would_miss_a_returned_device(program: Path, tmp_path: Path) -> None:
+    job = replace(PLAN.job, restarts=2, least_ranks=1)
+    plan = replace(PLAN, job=job, devices=("0", "1"))
+    with PreparedLauncher(plan, os.environ) as ahead:
+        launcher = ahead.begin(plan, environment(plan, os.environ), tmp_path)
+        assert launcher is not None and launcher.wait() == 0
+        assert ahead._launcher is None
+
+
+@pytest.mark.processes
+def test_a_fork_of_a_killed_launcher_is_not_left(program: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fork"
+    program.write_text(
+        "import os, sys, time\nsys.stdin.readline()\n"
+        f"if os.fork(): open({str(file)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    with PreparedLauncher(PLAN, os.environ) as ahead:
+        launcher = ahead.begin(PLAN, given(), tmp_path)
+        assert launcher is not None
+        eventually(file.exists)
+        launcher.kill()
+        launcher.wait()
+        try:
+            assert launcher.left()
+        finally:
+            kill_all(launcher.left)
 
 
 def environ_of(pid: int) -> str:
