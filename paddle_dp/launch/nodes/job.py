@@ -209,7 +209,10 @@ class _Node:
     def _look(self) -> int | None:
         """Handles a moment without messages; returns an exit status to leave with, or None."""
         if self.signals.times > self.obeyed:
-            return self._quit()
+            if self.obeyed or self.result is None or not self.result.stopped:
+                return self._quit()
+            # The request that has stopped the ranks was sent to each node, and comes to this one later.
+            self.obeyed = self.signals.times
         waited = self.member.alone
         question = "Is node 0 running, and can this node reach it?"
         if not self.member.known and waited > self.limits.gather:
@@ -272,7 +275,8 @@ class _Node:
     def _begin(self, message: Message) -> None:
         numbers = [number for number, _ in message["nodes"]]
         if self.signals.number:
-            return  # this node leaves
+            self.obeyed = 0  # the job goes on: it was another request, and this node leaves
+            return
         self.member.attempt = message["attempt"]
         try:
             if self.plan is None or self.logs is None:

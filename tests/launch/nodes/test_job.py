@@ -207,6 +207,14 @@ def test_a_signal_that_was_obeyed_ends_nobody_who_waits_for_the_others(play):
     assert job.end() == {0: 75, 1: 75}
 
 
+def test_the_signal_of_a_stop_may_come_after_the_ranks_have_stopped(play):
+    """ssh.sh sends SIGTERM to each host: node 0's ranks stopped node 1's, which left with 143 at its own, later one."""
+    job = play()
+    job.start(0, told(signal.SIGTERM, wait=0.5))
+    job.start(1, told(0, again=signal.SIGTERM))
+    assert job.end() == {0: 75, 1: 75}
+
+
 def test_a_second_signal_ends_a_node_that_waits_for_the_others(play, monkeypatch):
     monkeypatch.setattr(nodes, "FAREWELL", 0.1)
     job = play()
