@@ -173,9 +173,7 @@ class CheckpointCallback(Callback):
         waited = time.perf_counter() - began
         self._warn_waited(step, waited)
         if self.run.mesh.is_main:
-            with suppress(
-                OSError
-            ):  # a killed job's, of which a shared disk showed other machines' files too late
+            with suppress(OSError):  # of a killed job, whose files a shared disk may have shown too late before
                 checkpoints.clean(self.folder)
         try:
             with heartbeat.within("checkpoint"):
