@@ -173,7 +173,7 @@ class CheckpointCallback(Callback):
         waited = time.perf_counter() - began
         self._warn_waited(step, waited)
         if self.run.mesh.is_main:
-            with suppress(OSError):  # of a killed job, whose files a shared disk may have shown too late before
+            with suppress(OSError):  # a killed job's folder, of which the start saw too little
                 checkpoints.clean(self.folder)
         try:
             with heartbeat.within("checkpoint"):
