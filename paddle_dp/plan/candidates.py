@@ -15,7 +15,7 @@ from paddle_dp.plan.devices import Device
 from paddle_dp.plan.legal import Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.pipeline_schedule import Schedule, stage_bounds
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.rank_memory import Layout, ReduceDtype
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.plan.workload import Workload, device_columns
 from paddle_dp.units import Recompute
@@ -65,7 +65,7 @@ class Candidate:
         return Layout(
             degrees=self.degrees, virtual_stages=self.virtual_stages, pipeline_schedule=self.schedule,
             sharding_stage=max(self.stage, 1), sequence_parallel=self.sequence_parallel, recompute=self.recompute,
-            widths=numerics.widths, accelerator=numerics.accelerator,
+            widths=numerics.widths, reduce_dtype=numerics.reduce_dtype, accelerator=numerics.accelerator,
         )  # fmt: skip
 
     def settings(self) -> dict[str, str]:
@@ -90,14 +90,15 @@ class Candidate:
 class Numerics:
     """A recipe's number formats and kernels, as a plan needs them.
 
-    `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `gradient`: bytes of a gradient on its
-    way. `flash`: attention keeps no scores. `accelerator`: as the device's. `masked`: samples are packed documents.
+    `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `reduce_dtype`: of gradients on their
+    way, as Layout's. `flash`: attention keeps no scores. `accelerator`: as the device's. `masked`: samples are packed
+    documents.
     """
 
     low: bool
     widths: Widths
-    gradient: int
     flash: bool
+    reduce_dtype: ReduceDtype | None = None
     accelerator: bool = True
     masked: bool = False
 
@@ -105,6 +106,12 @@ class Numerics:
     def number(self) -> int:
         """Bytes of one activation."""
         return 2 if self.low else 4
+
+    @property
+    def gradient(self) -> int:
+        """Bytes per element of a gradient on its way."""
+        plain = Layout(degrees=Degrees(), widths=self.widths, reduce_dtype=self.reduce_dtype)
+        return plain.gradient_on_its_way
 
     @property
     def activation_format(self) -> ActivationFormat:

@@ -9,11 +9,13 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
     data, where      parameters              2(n−1)/n·Ψ / H        once in H steps; with the optimizer states on
       ranks average                                                request; warm-up steps are not counted
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
+    sharding 2       gradients              for each micro-batch; on CPUs also half of those of data and sequence
     sharding 3       gradients, parameters   (n−1)/n·Ψ, parameters at most twice: held ones are not fetched again
     tensor           activations             2(n−1)/n·A, 4 times a block, 1 each for embedding and head
     tensor, with     activations             the same: each all-reduce is a reduce-scatter and an all-gather
       sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
-    sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2),
+    sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2);
+                                             of 1/t of the heads beside t tensor ranks
                      gradients               2(n−1)/n·Ψ
     branches         activations             (n−1)·O for the outputs O of a rank's branches; 2(n−1)/n·I for the inputs I
                                              of their layers that have a gradient
@@ -216,7 +218,10 @@ def _gradients(
         if degrees[axis] > 1:
             together = prod(degrees[axis] for axis in REPLICA_AXES)
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in REPLICA_AXES)
-            count = share * 2 * (together - 1) / together * local_trained
+            # On CPUs gradients go straight to the owner's replicas, a part to each: stage 2's in every backward.
+            straight = ranks > 1 and stage == 2 and not layout.accelerator
+            halves = 1 + (micro_batches if straight else 1)
+            count = share * halves * (together - 1) / together * local_trained
             if layout.averaged_every:
                 width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
                 size = count * width / layout.averaged_every
@@ -289,7 +294,7 @@ def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Betwe
         yield _inside("tensor", size * (2 * len(layers) + first), "every forward")
         yield _inside("tensor", size * (2 * (len(layers) + recomputed) + last), "every backward")
     if sequence > 1:
-        size = (sequence - 1) / sequence**2 * between.size * between.attention
+        size = (sequence - 1) / sequence**2 * between.size * between.attention / tensor  # its heads
         yield _inside("sequence", size * len(layers), "every forward")
         yield _inside("sequence", size * (len(layers) + recomputed), "every backward")
 

@@ -23,6 +23,8 @@ from paddle_dp.plan.pipeline_schedule import Partition, Schedule, stage_bounds
 from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
 from paddle_dp.units import Compress, Recompute
 
+ReduceDtype = Literal["bfloat16", "float32"]  # of gradients on their way
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
@@ -88,7 +90,7 @@ class Layout:
     compress: Compress = field(default_factory=Compress)
     exchange: str = ""
     bucket: float = 0.0
-    reduce_dtype: Literal["bfloat16", "float32"] | None = None
+    reduce_dtype: ReduceDtype | None = None
     averaged_every: int = 0
     averaged_states: bool = False
     copies: float = 0.0

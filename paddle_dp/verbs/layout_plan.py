@@ -180,9 +180,8 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
         )
     low = precision.is_low and device.accelerator  # CPUs emulate 16 bits in float32
     widths = Widths.for_states(states_of(recipe.optimizer.config), low=low and precision.level == "O2")
-    layout = replace(as_hybrid.strategy.config.layout(1), widths=widths)
     return Numerics(
-        low=low, widths=widths, gradient=layout.gradient_on_its_way, flash=low and device.bfloat16,
+        low=low, widths=widths, reduce_dtype=as_hybrid.strategy.config.reduce_dtype, flash=low and device.bfloat16,
         accelerator=device.accelerator, masked=masks_documents(recipe),
     )  # fmt: skip
 

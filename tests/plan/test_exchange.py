@@ -112,6 +112,9 @@ def test_with_micro_batches_only_what_is_freed_after_each_is_sent_for_each():
     assert of(4, data=2) == of(data=2)
     assert of(4, sharding=2) == of(sharding=2)
     assert of(4, sharding=2, stage=2) == pytest.approx(5 * PSI / 2)
+    # On CPUs each backward's gradients go to the owner's replicas, a part to each; their sums come back once.
+    both = PSI / 2 + PSI / 4
+    assert of(4, sharding=2, stage=2, data=2) == pytest.approx(4 * both + PSI / 4 + PSI / 2)
     # The head between a forward and its backward, the embedding between this and the next forward.
     held = 4 * 400
     assert of(4, sharding=2, stage=3, prefetch=0) == pytest.approx(12 * PSI / 2 - 7 * held / 2)
@@ -130,6 +133,10 @@ def test_a_sequence_axis_exchanges_heads_for_tokens_and_all_gradients():
     """arXiv:2309.14509, section 3.2: q, k, v and the output, of 1/n of the tokens each, forward and backward."""
     assert of(sequence=2, between=None) == of(data=2)
     assert of(sequence=4) - of(sequence=4, between=None) == pytest.approx(4 * 8 * A * 3 / 16)
+    heads = (
+        of(sequence=2, tensor=2) - of(data=2, tensor=2) + of(tensor=2) / 2
+    )  # of which a tensor rank has half
+    assert heads == pytest.approx(4 * 8 * A / 4 / 2)
     grouped = Between(numbers=256, attention=3.0)
     ratio = (of(sequence=2, between=grouped) - of(sequence=2, between=None)) / (4 * 8 * A / 4)
     assert ratio == pytest.approx(3 / 4)

@@ -26,7 +26,7 @@ from paddle_dp.units import Recompute
 GPT = Transformer(
     depth=24, width=4096, heads=32, kv_heads=32, hidden=16384, matrices=2, vocab=50304, length=2048, tables=2
 )
-LOW = Numerics(low=True, widths=Widths.for_states(2), gradient=4, flash=True)
+LOW = Numerics(low=True, widths=Widths.for_states(2), flash=True)
 
 
 def blocks(model: Transformer = GPT) -> list[list[Weight]]:
@@ -162,6 +162,17 @@ def test_bytes_are_those_of_check() -> None:
         for stage, layers, waiting in ((0, 12, 2), (1, 12, 1))
     )
     assert memory.total == pytest.approx(max(first, last))
+
+
+def test_the_dtype_in_which_gradients_travel_counts_on_the_link_and_in_memory() -> None:
+    choice = Candidate(degrees=Degrees(data=8), micro=1, micro_batches=32)
+    narrow = replace(LOW, reduce_dtype="bfloat16")
+    plain, narrower = (FullestRank(blocks(), GPT, each).bytes_of(choice) for each in (LOW, narrow))
+    elements = sum(weight.size for block in blocks() for weight in block)
+    assert (LOW.gradient, narrow.gradient) == (4, 2)
+    assert narrower.total - plain.total == pytest.approx(
+        2 * elements
+    )  # received sums, until they are converted
 
 
 def test_the_logits_of_one_stage_are_in_float32_three_times() -> None:

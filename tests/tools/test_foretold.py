@@ -155,14 +155,32 @@ def test_a_pause_lets_a_burst_pass_and_a_message_has_its_latency() -> None:
     assert ends(Link(rate=10.0, costs=costs), [50.0, 50.0]) == pytest.approx(21.0)
     assert ends(Link(rate=1.0, costs=costs), [50.0, 50.0]) == pytest.approx(101.0)
     link = Link(rate=1.0, costs={"send": [Cost(pause=1.0, start=2.0), Cost(pause=3.0, start=6.0, byte=1.0)]})
-    assert [link.cost("send", pause).start for pause in (0.5, 1.0, 2.0, 3.0, 9.0)] == [
+    assert [link.cost("send", pause, 2).start for pause in (0.5, 1.0, 2.0, 3.0, 9.0)] == [
         2.0,
         2.0,
         4.0,
         6.0,
         6.0,
     ]
-    assert link.cost("send", 2.0).byte == 0.5 and link.cost("all_reduce", 2.0) == Cost()
+    assert link.cost("send", 2.0, 2).byte == 0.5 and link.cost("all_reduce", 2.0, 2) == Cost()
+
+
+def test_the_cost_of_an_exchange_is_of_as_many_ranks() -> None:
+    """Two pairs of 4 ranks paid for exchanges among 4: a step was foretold 64 % too long."""
+    costs: dict[Kind, list[Cost]] = {"all_reduce": [Cost(ranks=n, start=float(n)) for n in (2, 4)]}
+    assert [Link(rate=1.0, costs=costs).cost("all_reduce", 0.0, n).start for n in (2, 3, 4, 8)] == [
+        2,
+        4,
+        4,
+        4,
+    ]
+
+    pairs = {
+        n: Transfer(frozenset(n), dict.fromkeys(n, (1.0, 1.0)), "pairs", "all_reduce")
+        for n in ((0, 1), (2, 3))
+    }
+    programs = [[("start", n), ("wait", n), ("mark", 0)] for n in pairs for _ in n]
+    assert Play(programs, pairs, Link(rate=1e12, costs=costs)).marks() == [[pytest.approx(2.0)]] * 4
 
 
 def test_each_kind_of_exchange_has_its_cost() -> None:

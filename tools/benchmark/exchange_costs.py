@@ -3,8 +3,9 @@
     python -m paddle_dp launch --ranks 2 -m tools.benchmark.exchange_costs FILE DEVICE
 
 The link must be without limit. Each exchange comes after products, as in a step: the longer they take, the colder is
-whatever an exchange reads, and the less do ranks come to it at once. Rank 0 writes {kind: [[pause, start, byte], …]}
-into FILE: seconds, from the medians of two sizes; products of three lengths. foretold.py runs it.
+whatever an exchange reads, and the less do ranks come to it at once. Ranks exchange in pairs, then in groups of each
+other size that divides them, all groups at once. Rank 0 writes {kind: [[ranks, pause, start, byte], …]} into FILE:
+ranks of a group, and seconds, from the medians of two sizes; products of three lengths. foretold.py runs it.
 
 On CPUs also push and fetch: by how much longer a rank works on products if it hands a gradient to its owner after each
 of them, or asks the owner for a weight and takes it (exchange/pushed_gradients.py, axes/sharding/pulled_params.py).
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +42,30 @@ ROWS, WIDTH = 256, 128  # of one product
 SMALL, LARGE = 1024, 256 * 1024  # bytes of a tensor: of a few numbers, of a micro-batch's activations
 
 
-def kinds(rank: int, ranks: int) -> dict[str, tuple[Callable[[Any], None], float]]:
+def kinds(group: Any) -> dict[str, tuple[Callable[[Any], None], float]]:
     """By kind: the exchange of a tensor, and the bytes of its longer direction for each byte of the tensor."""
+    ranks, (first, second) = group.nranks, group.ranks[:2]
 
     def gather(x: Any) -> None:
-        dist.stream.all_gather(paddle.empty_like(x), x[: x.size // ranks], use_calc_stream=True)
+        dist.stream.all_gather(paddle.empty_like(x), x[: x.size // ranks], group=group, use_calc_stream=True)
 
     def scatter(x: Any) -> None:
-        dist.stream.reduce_scatter(paddle.empty([x.size // ranks]), x, use_calc_stream=True)
+        dist.stream.reduce_scatter(paddle.empty([x.size // ranks]), x, group=group, use_calc_stream=True)
 
     def there_and_back(x: Any) -> None:
-        if rank == 0:
-            dist.send(x, 1)
-            dist.recv(x, 1)
-        elif rank == 1:
-            dist.recv(x, 0)
-            dist.send(x, 0)
+        if group.rank == 0:
+            dist.send(x, second)
+            dist.recv(x, second)
+        elif group.rank == 1:
+            dist.recv(x, first)
+            dist.send(x, first)
 
     share = (ranks - 1) / ranks
     return {
-        "all_reduce": (dist.all_reduce, 2 * share),
+        "all_reduce": (lambda x: dist.all_reduce(x, group=group), 2 * share),
         "all_gather": (gather, share),
         "reduce_scatter": (scatter, share),
-        "all_to_all": (lambda x: dist.alltoall_single(paddle.empty_like(x), x), share),
+        "all_to_all": (lambda x: dist.alltoall_single(paddle.empty_like(x), x, group=group), share),
         "send": (there_and_back, 2.0),
     }
 
@@ -76,11 +79,11 @@ class Pass:
     end: Callable[[], Any]
 
 
-def pushes(rank: int, ranks: int, size: int) -> Pass:
+def pushes(group: Any, size: int) -> Pass:
     """Hands gradients of `size` bytes to their owners, which are the ranks in turn."""
     weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
-    owners = [[number % ranks] for number in range(TENSORS)]
-    reduce = PushReduce(Push("gradients", range(ranks), rank), weights, owners)
+    owners = [[group.ranks[number % group.nranks]] for number in range(TENSORS)]
+    reduce = PushReduce(Push("gradients", group.ranks, group.ranks[group.rank]), weights, owners)
 
     def begin() -> None:
         for weight in weights:
@@ -89,11 +92,11 @@ def pushes(rank: int, ranks: int, size: int) -> Pass:
     return Pass(begin, reduce.send, reduce.finish)
 
 
-def fetches(rank: int, ranks: int, size: int) -> Pass:
+def fetches(group: Any, size: int) -> Pass:
     """Asks for the two weights of a layer, of `size` bytes, while the layer before is used, and takes them."""
     weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
-    owners = [number // 2 % ranks for number in range(TENSORS)]
-    pull = Pull(dist.get_group(), weights, owners)
+    owners = [group.ranks[number // 2 % group.nranks] for number in range(TENSORS)]
+    pull = Pull(group, weights, owners)
 
     def begin() -> None:
         pull.begin(None, ())
@@ -102,7 +105,7 @@ def fetches(rank: int, ranks: int, size: int) -> Pass:
     def fetch(number: int) -> None:
         if number % 2 == 0 and number + 2 < TENSORS:
             pull.ask((number + 2, number + 3))
-        if owners[number] != rank:
+        if owners[number] != group.ranks[group.rank]:
             pull.take(number)
 
     return Pass(begin, fetch, pull.finish)
@@ -178,13 +181,34 @@ def exchange_costs(
     return costs
 
 
-def handling_costs(meter: Meter, make: Callable[[int, int, int], Pass], tensors: float) -> list[list[float]]:
+def handling_costs(meter: Meter, make: Callable[[int], Pass], tensors: float) -> list[list[float]]:
     """[[pause, start, byte]] of one of the `tensors` that a rank handles in a pass."""
-    mesh, count = meter.mesh, meter.count(PAUSES[0])
-    small, large = (
-        meter.handling(make(mesh.rank, mesh.ranks, size), count) / tensors for size in (SMALL, LARGE)
-    )
+    count = meter.count(PAUSES[0])
+    small, large = (meter.handling(make(size), count) / tensors for size in (SMALL, LARGE))
     return [[count * meter.product, *line(small, large)]]
+
+
+def groups(mesh: Mesh) -> list[Any]:
+    """This rank's groups of neighbours, of each size that divides the ranks: pairs first."""
+    sizes = [size for size in range(2, mesh.ranks) if mesh.ranks % size == 0]
+    made = [
+        dist.new_group([*range(first, first + size)])  # all ranks make each group
+        for size in sizes
+        for first in range(0, mesh.ranks, size)
+    ]
+    return [group for group in made if mesh.rank in group.ranks] + [dist.get_group()]
+
+
+def costs_in(group: Any, meter: Meter) -> dict[str, list[list[float]]]:
+    """[pause, start, byte] of each kind of exchange within the group."""
+    costs = {
+        kind: exchange_costs(meter, kind, exchange, flow) for kind, (exchange, flow) in kinds(group).items()
+    }
+    if meter.mesh.device == "cpu":  # a rank pushes all gradients, also its own; it fetches what others own
+        costs["push"] = handling_costs(meter, partial(pushes, group), TENSORS)
+        others = (group.nranks - 1) / group.nranks
+        costs["fetch"] = handling_costs(meter, partial(fetches, group), TENSORS * others)
+    return costs
 
 
 def main() -> None:
@@ -192,13 +216,10 @@ def main() -> None:
     gloo.install(mesh.device)
     slow_device.install()
     meter = Meter(mesh)
-    costs = {
-        kind: exchange_costs(meter, kind, exchange, flow)
-        for kind, (exchange, flow) in kinds(mesh.rank, mesh.ranks).items()
-    }
-    if mesh.device == "cpu":  # a rank pushes all gradients, also its own; it fetches what others own
-        costs["push"] = handling_costs(meter, pushes, TENSORS)
-        costs["fetch"] = handling_costs(meter, fetches, TENSORS * (mesh.ranks - 1) / mesh.ranks)
+    costs: dict[str, list[list[float]]] = {}
+    for group in groups(mesh):
+        for kind, measured in costs_in(group, meter).items():
+            costs.setdefault(kind, []).extend([group.nranks, *cost] for cost in measured)
     if mesh.is_main:
         Path(sys.argv[1]).write_text(json.dumps(costs))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ RECIPES = {
 }
 UNLIMITED = LinkSpeed.parse("20 Gbit/s")  # what the kernel carries from node to node is less
 LATENCY = 1e-4  # seconds of a simulated link's message
-CUT_JOBS, CUT_STEPS = 3, 12  # that measure what a rank with cut layers computes
+CUT_JOBS, CUT_STEPS = 2, 12  # that measure what a rank with cut layers computes
 MICRO_BATCHES = 4
 
 
@@ -79,9 +80,14 @@ class Site:
     def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
         """Of a rank, from a process alone that makes as many passes through a layer: a stage has 1/pipeline of all.
         Measured beside each layout's job: within ten minutes the same steps take 5 % more or less."""
+        return forecast.compute(
+            self.compute(self.recipe(choice.model), self.share_of_batch(forecast, choice.ranks))
+        )
+
+    def share_of_batch(self, forecast: Forecast, parts: int) -> list[str]:
+        """The overrides of a job that trains 1/parts of the batch in as many passes through a layer."""
         passes = max(1, MICRO_BATCHES // forecast.layout.degrees.pipeline)
-        words = [f"train.batch={forecast.batch // choice.ranks}", f"train.micro_batches={passes}"]
-        return forecast.compute(self.compute(self.recipe(choice.model), words))
+        return [f"train.batch={forecast.batch // parts}", f"train.micro_batches={passes}"]
 
     def compute(self, recipe: Path, words: list[str]) -> Compute:
         raise NotImplementedError
@@ -127,21 +133,39 @@ class Namespaces(Site):
         return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
 
     def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
-        """Cut layers do more than their share: norms are not cut, and cutting adds operations. They are measured where
-        the link has no limit, without the exchanges and what they wait for."""
-        if forecast.layout.degrees.tensor == 1:
+        """Cut layers do more than their share: norms are not cut, and cutting adds operations. They are measured in
+        jobs that cut layers and nothing else, one on each group of nodes at once, where the link has no limit, without
+        the exchanges and what they wait for."""
+        degrees = forecast.layout.degrees
+        if degrees.tensor == 1:
             return super().rank_compute(choice, forecast)
-        bench = Bench(self.bench.box, self.bench.folder, [UNLIMITED], CUT_STEPS, self.flops)
-        jobs = []
-        for _ in range(CUT_JOBS):
-            bench.job(self.recipe(choice.model), self.words(choice))
-            events = map(json.loads, bench.latest.read_text().splitlines())
-            ranks = [rank for event in events if event["event"] == "measured" for rank in event["ranks"]]
-            phases = ("forward", "backward", "update")
-            jobs.append(
-                Compute(**{phase: statistics.mean(rank[phase] for rank in ranks) for phase in phases})
-            )
-        return min(jobs, key=lambda compute: compute.total)
+        groups = self.bench.box.groups(degrees.tensor)
+        parallel = str(forecast.layout.sequence_parallel).lower()
+        cut = f"strategy={{use: hybrid, tensor: {degrees.tensor}, sequence_parallel: {parallel}}}"
+        words = [*self.share_of_batch(forecast, len(groups)), cut, "train.device=cpu"]
+        with ThreadPoolExecutor(len(groups)) as pool:
+            rounds = [
+                list(pool.map(lambda box: self._phases(box, self.recipe(choice.model), words), groups))
+                for _ in range(CUT_JOBS)
+            ]
+        means = [
+            {phase: statistics.mean(each[phase] for each in phases) for phase in phases[0]}
+            for phases in rounds
+        ]
+        least = min(means, key=lambda phases: sum(phases.values()))
+        return Compute(**{**least, "update": least["update"] / (degrees.pipeline * degrees.sharding)})
+
+    def _phases(self, box: Cluster, recipe: Path, words: list[str]) -> dict[str, float]:
+        """Seconds by phase of a job on these nodes, the mean of their ranks."""
+        folder = Path(tempfile.mkdtemp(dir=self.bench.folder))
+        bench = Bench(box, folder, [UNLIMITED], CUT_STEPS, self.flops)
+        bench.job(recipe, words)
+        events = map(json.loads, bench.latest.read_text().splitlines())
+        ranks = [rank for event in events if event["event"] == "measured" for rank in event["ranks"]]
+        return {
+            phase: statistics.mean(rank[phase] for rank in ranks)
+            for phase in ("forward", "backward", "update")
+        }
 
     def link(self, speed: LinkSpeed, ranks: int) -> Link:
         return self._links[str(speed)]
@@ -208,6 +232,8 @@ class Device(Site):
 
 def read_costs(file: Path) -> dict[Kind, list[Cost]]:
     return {
-        kind: [Cost(pause=pause, start=start, byte=byte) for pause, start, byte in costs]
+        kind: [
+            Cost(ranks=int(ranks), pause=pause, start=start, byte=byte) for ranks, pause, start, byte in costs
+        ]
         for kind, costs in json.loads(file.read_text()).items()
     }

@@ -18,12 +18,14 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The seconds of an exchange over a link without limit, that comes `pause` seconds after the last one: `start`, and
-    `byte` for each byte of the longer direction, which is copied and added while the link carries others.
+    """The seconds of an exchange among so many `ranks` over a link without limit, that comes `pause` seconds after the
+    last one: `start`, and `byte` for each byte of the longer direction, which is copied and added while the link
+    carries others.
 
     Of `push` and `fetch`: the seconds that one gradient pushed, or one weight fetched, takes from the rank's own work.
     """
 
+    ranks: int = 2
     pause: float = 0.0
     start: float = 0.0
     byte: float = 0.0
@@ -32,15 +34,18 @@ class Cost:
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """A rank's link: `rate` bytes/s in each direction, of which `burst` bytes pass at once after a pause (a token
-    bucket). `costs`: what each kind of exchange takes beside that, by its pause, the shortest first."""
+    bucket). `costs`: what each kind of exchange takes beside that, by its ranks and pause, the least first."""
 
     rate: float
     burst: float = 0.0
     costs: Mapping[Kind, Sequence[Cost]] = field(default_factory=dict)
 
-    def cost(self, kind: Kind, pause: float) -> Cost:
-        """Between two pauses that were measured, on the line from one to the other."""
+    def cost(self, kind: Kind, pause: float, ranks: int) -> Cost:
+        """Between two pauses that were measured, on the line from one to the other; of a group of `ranks`, or of the
+        next larger one that was measured."""
         costs = self.costs.get(kind) or [Cost()]
+        size = min((cost.ranks for cost in costs if cost.ranks >= ranks), default=costs[-1].ranks)
+        costs = [cost for cost in costs if cost.ranks == size]
         if pause <= costs[0].pause or len(costs) == 1:
             return costs[0]
         for one, other in itertools.pairwise(costs):
@@ -49,7 +54,7 @@ class Link:
                 start, byte = (
                     a + far * (b - a) for a, b in ((one.start, other.start), (one.byte, other.byte))
                 )
-                return Cost(pause=pause, start=start, byte=byte)
+                return Cost(ranks=size, pause=pause, start=start, byte=byte)
         return costs[-1]
 
 
@@ -140,7 +145,8 @@ class Play:
         if any(self._queues[rank, transfer.stream][0] != key for rank in transfer.starters):
             return
         for rank, sizes in transfer.flows.items():
-            cost = self.link.cost(transfer.kind, now - self._last.get((rank, transfer.stream), 0.0))
+            pause = now - self._last.get((rank, transfer.stream), 0.0)
+            cost = self.link.cost(transfer.kind, pause, len(transfer.flows))
             arrivals = [self._carried(rank, way, size, now) for way, size in enumerate(sizes) if size]
             transfer.ends[rank] = (
                 max(now + cost.byte * max(sizes), *arrivals) + cost.start * transfer.messages

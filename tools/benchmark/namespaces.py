@@ -40,14 +40,20 @@ def ip(words: str) -> None:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes of a box: their namespaces, `interface` in each, and addresses."""
+    """The nodes of a box: their namespaces, `interface` in each, and addresses. `first` is the number of node 0 on the
+    switch."""
 
     name: str
     size: int
+    first: int = 0
+
+    def groups(self, size: int) -> list[Cluster]:
+        """Its nodes as clusters of `size` nodes each."""
+        return [Cluster(self.name, size, self.first + start) for start in range(0, self.size, size)]
 
     @property
     def spaces(self) -> list[str]:
-        return [f"{self.name}-{node}" for node in range(self.size)]
+        return [f"{self.name}-{self.first + node}" for node in range(self.size)]
 
     @property
     def switch(self) -> str:
@@ -58,13 +64,13 @@ class Cluster:
         return f"pdp{self.name.rpartition('-')[2]}"
 
     def address(self, node: int) -> str:
-        return f"10.78.0.{node + 1}"
+        return f"10.78.0.{self.first + node + 1}"
 
     def limit(self, speed: LinkSpeed) -> None:
         """From now on each link carries so much in each direction."""
         bits = round(8 * speed.bytes_per_second)
         for node, space in enumerate(self.spaces):
-            for where, device in ((space, self.interface), (self.switch, f"port{node}")):
+            for where, device in ((space, self.interface), (self.switch, f"port{self.first + node}")):
                 shape = f"tbf rate {bits}bit burst {BURST_BYTES} latency 200ms"
                 words = f"-n {where} qdisc replace dev {device} root {shape}"
                 subprocess.run(["tc", *words.split()], check=True, timeout=10)

@@ -194,7 +194,7 @@ class _RankScript:
 
     def _handle(self, kind: Kind, size: float) -> None:
         """Takes time from the rank's work for a tensor that travels meanwhile, but for its way."""
-        cost = self.script.link.cost(kind, 0.0)
+        cost = self.script.link.cost(kind, 0.0, len(self.shards if self.stage else self.replicas))
         self.program.append(("work", cost.start + cost.byte * size))
 
     # Activations ----------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class _RankScript:
                     yield script.add((name, number, kind, i, group[0]), flows, "tensor", kind)
         if degrees.sequence > 1 and not is_end:
             n, group = degrees.sequence, script.group(self.rank, ("sequence",))
-            each = (n - 1) / n**2 * size * between.attention / 4
+            each = (n - 1) / n**2 * size * between.attention / 4 / degrees.tensor
             for i in range(4):
                 flows = dict.fromkeys(group, (each, each))
                 yield script.add((name, number, "sequence", i, group[0]), flows, "sequence", "all_to_all")
