@@ -107,6 +107,7 @@ class _RankScript:
         self.shards = script.group(rank, ("sharding",))
         self.replicas = script.group(rank, REPLICA_AXES)
         self.shard = script.coords[rank]["sharding"]
+        self.straight = self.stage in (1, 2) and len(self.replicas) > 1 and not self.layout.accelerator
         own_blocks = [number for stage in stages for number in stage]
         self.weights = {
             n: [w for w in distinct_weights(script.blocks, [n]) if not w.frozen] for n in own_blocks
@@ -273,7 +274,11 @@ class _RankScript:
         size, bucket.size, bucket.count = bucket.size, 0.0, bucket.count + 1
         key: Key = (name[0], "bucket", owner, bucket.count)
         if self.stage:
-            key = self._owners_exchange(key, {owner: size}, sends=False, stream=("owner", owner))
+            stream: Key = ("owner", owner)
+            if self.straight:
+                key = self._to_replicas(key, owner, size, stream)
+            else:
+                key = self._owners_exchange(key, {owner: size}, sends=False, stream=stream)
             self._send_gradients(key, size if owner == self.shard else 0.0)
             if self.stage == 2 and self.layout.accelerator:
                 self._wait_for_the_oldest(key, size)
@@ -297,6 +302,17 @@ class _RankScript:
         flows = dict.fromkeys(self.replicas, (each, each))
         return self.script.add((key, self.replicas[0]), flows, stream, "all_reduce")
 
+    def _to_replicas(self, key: Key, owner: int, size: float, stream: Key) -> Key:
+        """A gradient's way on CPUs: from each rank a part to each of its owner's replicas."""
+        ranks, part = self.script.group(self.rank, ("sharding", *REPLICA_AXES)), size / len(self.replicas)
+        flows = {
+            rank: (size - part, part * (len(ranks) - 1))
+            if self.script.coords[rank]["sharding"] == owner
+            else (size, 0.0)
+            for rank in ranks
+        }
+        return self.script.add((key, ranks[0]), flows, stream, "send")
+
     def _send_rest(self, name: tuple[Any, ...]) -> None:
         for owner, bucket in sorted(self._buckets.items()):
             if bucket.size:
@@ -308,7 +324,8 @@ class _RankScript:
         self.program += [("wait", key) for key in self._sent]
         if self._shard_size and len(self.replicas) > 1:
             size = self._shard_size / (self.script.micro_batches if self.stage >= 2 else 1)
-            key = self._all_reduce((step, "replicas"), size, "replicas")
+            # Of straight gradients only the sums remain, half of an all-reduce.
+            key = self._all_reduce((step, "replicas"), size / 2 if self.straight else size, "replicas")
             self._start(key)
             self.program.append(("wait", key))
         self._buckets, self._sent, self._shard_size = {}, [], 0.0
