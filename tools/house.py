@@ -98,7 +98,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "guard/* train/judge.py train/refusals.py train/blame.py"
     )),
     "why": (900, (
-        "why/* extras/why/* train/measurements.py train/processors.py plan/changes.py "
+        "why/* extras/why/* train/measurements.py train/stragglers.py train/processors.py plan/changes.py "
         "plan/rank_times.py plan/measured.py"
     )),
     "goodput": (170, "plan/goodput.py"),

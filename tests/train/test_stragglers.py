@@ -14,7 +14,7 @@ from paddle_dp.mesh import heartbeat as module
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat
 from paddle_dp.train import stopping
-from paddle_dp.train.measurements import MEETINGS, PHASES, Stragglers
+from paddle_dp.train.stragglers import MEETINGS, PHASES, Stragglers
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
