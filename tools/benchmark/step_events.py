@@ -155,10 +155,8 @@ class _RankScript:
         script, forward = self.script, work.kind == "forward"
         name = (step, work.kind, work.micro_batch)
         virtual_stage = work.chunk * self.degrees.pipeline + script.coords[self.rank]["pipeline"]
-        before, after = (
-            (virtual_stage - 1, virtual_stage + 1) if forward else (virtual_stage + 1, virtual_stage - 1)
-        )
-        if (received := self._handover(name, before, virtual_stage)) is not None:
+        onward = 1 if forward else -1
+        if (received := self._handover(name, virtual_stage - onward, virtual_stage)) is not None:
             self.program.append(("wait", received))
         compute = script.compute.forward if forward else script.compute.backward
         equal = self.degrees.pipeline / script.micro_batches
@@ -174,7 +172,7 @@ class _RankScript:
                 self._gradients(name, number)
         if not forward and self.stage == 2:
             self._send_rest(name)
-        if (sent := self._handover(name, virtual_stage, after)) is not None:
+        if (sent := self._handover(name, virtual_stage, virtual_stage + onward)) is not None:
             self._start(sent)
 
     def _is_recomputed(self, number: int) -> bool:
@@ -226,12 +224,8 @@ class _RankScript:
     def _handover(self, name: tuple[Any, ...], source: int, target: int) -> Key:
         """The message from one virtual stage to another in this rank's column; None if there is none."""
         stages, script = self.degrees.pipeline, self.script
-        virtual_stages = stages * self.layout.virtual_stages
-        if (
-            stages == 1
-            or script.between is None
-            or not (0 <= source < virtual_stages and 0 <= target < virtual_stages)
-        ):
+        virtual_stages = range(stages * self.layout.virtual_stages)
+        if stages == 1 or script.between is None or not {source, target} <= {*virtual_stages}:
             return None
         column = script.group(self.rank, ("pipeline",))
         size = script.between.size / self.degrees.sequence / script.micro_batches
@@ -335,10 +329,9 @@ class _RankScript:
 
     def _sizes_by_owner(self, weights: Sequence[Weight], width: float) -> dict[int, float]:
         """Bytes of these parameters, of `width` bytes an element, by owner."""
-        sizes: dict[int, float] = {}
+        sizes: defaultdict[int, float] = defaultdict(float)
         for weight in weights:
-            owner = self.owners.get(weight.name, 0)
-            sizes[owner] = sizes.get(owner, 0.0) + weight.local_size(self.degrees.tensor) * width
+            sizes[self.owners.get(weight.name, 0)] += weight.local_size(self.degrees.tensor) * width
         return sizes
 
     def _owners_exchange(self, key: Key, sizes: Mapping[int, float], sends: bool, stream: Key) -> Key:
