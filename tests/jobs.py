@@ -77,15 +77,15 @@ def supervise(folder: str, recipe: str, words: dict[str, Any]) -> tuple[int, str
 
 @contextmanager
 def comparisons_in_forks() -> Iterator[None]:
-    """Both sides of every `Comparison` run in forks."""
+    """Both sides of a `SideRunner` run in forks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sides, "run", run_in_forks)
         patch.setattr(sides, "run_alone", run_in_forks)
         yield
 
 
-def verdict_in_forks(comparison: sides.Comparison, patch: str | None = None) -> Verdict:
+def verdict_in_forks(runner: sides.SideRunner, patch: str | None = None) -> Verdict:
     """The verdict on two ranks, with a fault where one is given, and one process."""
     with comparisons_in_forks():
-        many = comparison.run_candidate(2, patch=patch)
-        return compare_sides(comparison.run_reference([many]), many)
+        many = runner.run_candidate(2, patch=patch)
+        return compare_sides(runner.run_reference([many]), many)

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError
-from paddle_dp.proof import Comparison, Verdict, compare_sides
+from paddle_dp.proof import SideRunner, Verdict, compare_sides
 from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.report import number
 from tools.command_line import parser_of
@@ -85,7 +85,7 @@ CASES = (
 
 def worst(parts: Sequence[TraceComparison | None], kind: str) -> float | None:
     """The largest r of a kind; None if nothing of it was compared."""
-    found = [row.worst.r for part in parts if part is not None for row in part.rows if row.kind == kind]
+    found = [row.worst.r for part in parts if part is not None for row in part.summaries if row.kind == kind]
     return max(found, default=None)
 
 
@@ -101,16 +101,16 @@ def measured(case: Case, steps: int) -> tuple[list[Verdict], dict[str, Verdict]]
     recipe = CONFIGS / f"{case.recipe}.yaml"
     with tempfile.TemporaryDirectory(prefix="paddle-dp-margins-") as scratch:
         most = max(ranks for ranks, _ in case.layouts)
-        comparison = Comparison(recipe, case.overrides, steps, most, Path(scratch))
+        runner = SideRunner(recipe, case.overrides, steps, most, Path(scratch))
         honest = [
-            comparison.run_candidate(ranks, words(layout), f"{place}")
+            runner.run_candidate(ranks, words(layout), f"{place}")
             for place, (ranks, layout) in enumerate(case.layouts)
         ]
         faulty = {
-            fault: comparison.run_candidate(2, words("data"), fault, f"tests.proof.faults:{fault}")
+            fault: runner.run_candidate(2, words("data"), fault, f"tests.proof.faults:{fault}")
             for fault in case.faults
         }
-        one = comparison.run_reference([*honest, *faulty.values()])
+        one = runner.run_reference([*honest, *faulty.values()])
         found = [compare_sides(one, side) for side in honest]
         return found, {fault: compare_sides(one, side) for fault, side in faulty.items()}
 

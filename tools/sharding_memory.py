@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes, states_of
-from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.sides import Side, SideRunner
 from paddle_dp.proof.trace_files import Key
 from paddle_dp.recipe import read_recipe
 from tools.command_line import parser_of
@@ -57,7 +57,7 @@ def main() -> int:
     widths = Widths.for_states(states_of(read_recipe(given.recipe, given.overrides).optimizer.config))
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
         overrides = tuple(given.overrides)
-        sides = Comparison(
+        sides = SideRunner(
             given.recipe, overrides, given.steps, given.ranks, Path(scratch), wide=False, measure_memory=True
         )
         print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)

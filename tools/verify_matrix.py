@@ -29,7 +29,7 @@ from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.report import number
-from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.sides import Side, SideRunner
 from paddle_dp.proof.verdict import compare_sides
 from paddle_dp.recipe import read_recipe
 from tools.command_line import parser_of
@@ -72,15 +72,15 @@ class Tried:
     changed: str | None = None  # what had other bits in a second run; "" where nothing had, None without one
 
 
-def tried(named: Variant, ranks: int, comparison: Comparison, twice: bool = False) -> Tried:
+def tried(named: Variant, ranks: int, runner: SideRunner, twice: bool = False) -> Tried:
     """Runs a variant, once or twice. Raises EndedError."""
     layout, words = named
     side, changed = None, None
     start = time.perf_counter()
     try:
-        side, why = comparison.run_candidate(ranks, words, layout.replace(" ", "")), ""
+        side, why = runner.run_candidate(ranks, words, layout.replace(" ", "")), ""
         if twice:
-            again = comparison.run_candidate(ranks, words, f"{layout.replace(' ', '')}-again")
+            again = runner.run_candidate(ranks, words, f"{layout.replace(' ', '')}-again")
             changed = first_change(side, again)
             shutil.rmtree(again.folder)
     except EndedError:
@@ -114,7 +114,7 @@ def row(tried: Tried, one: Side) -> tuple[str, bool]:
         return f"| {tried.layout} | {tried.ranks} | | | | | | {tried.why} |", False
     verdict = compare_sides(one, tried.side)
     largest = [
-        number(max(row.worst.r for row in part.rows)) if part is not None else ""
+        number(max(row.worst.r for row in part.summaries)) if part is not None else ""
         for part in (verdict.wide, verdict.native)
     ]
     apart = max(step.loss.distance / max(abs(step.loss.one), 1e-30) for step in verdict.steps.steps)
@@ -162,15 +162,15 @@ def main() -> int:
     table, all_same = [HEAD, "|---" * 8 + "|"], True
     with scratch_folder("paddle-dp-matrix-") as scratch, WaitingRanks() as waiting:
         words = tuple(given.overrides)
-        comparison = Comparison(
+        runner = SideRunner(
             given.recipe, words, given.steps, given.ranks, scratch, measure_memory=True,
             waiting=None if given.fresh else waiting,
         )  # fmt: skip
         every = []
         for layout, named in chosen:
-            every.append(tried(named, layout.ranks, comparison, given.twice))
+            every.append(tried(named, layout.ranks, runner, given.twice))
             print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
-        one = comparison.run_reference([found.side for found in every if found.side is not None])
+        one = runner.run_reference([found.side for found in every if found.side is not None])
         for found in every:
             line, same = row(found, one)
             table, all_same = [*table, line], all_same and same

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.audit.events import Divided
-from paddle_dp.audit.finding import ORDER, AuditFinding, Section
+from paddle_dp.audit.events import ModelSplit
+from paddle_dp.audit.finding import ORDER, AuditFinding, ReportSection
 from paddle_dp.audit.judges.evaluation import evaluation
-from paddle_dp.audit.judges.gradients import distance, gradients, recorded
+from paddle_dp.audit.judges.gradients import distance, gradients, recorded_updates
 from paddle_dp.audit.judges.norms import norms
 from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples
@@ -79,12 +79,12 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The result of an audit. `failure`: a message on the script's own failure, "" if it ran as far as needed."""
+    """The result of an audit. `failure`: a message on the script's own failure; "" if it ran as far as needed."""
 
     script: str
     ranks: int
     steps: int
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
     failure: str = ""
 
     @property
@@ -109,7 +109,7 @@ class AuditResult:
             {
                 "script": self.script, "ranks": self.ranks, "steps": self.steps, "failure": self.failure,
                 "exit_status": self.exit_status, "findings": [asdict(finding) for finding in self.findings],
-                "looked_at": {section.subject: section.looked for section in self.sections},
+                "looked_at": {section.subject: section.coverage for section in self.sections},
             },
             indent=1, ensure_ascii=False,
         )  # fmt: skip
@@ -125,13 +125,14 @@ class AuditResult:
         if self.sections:
             yield "looked at:"
             for section in self.sections:
-                yield from _filled(f"  {section.subject + ':':<13}", section.looked)
+                yield from _filled(f"  {section.subject + ':':<13}", section.coverage)
             yield ""
         if self.failure:
             yield from self.failure.rstrip().splitlines()
-        yield self._verdict()
+        yield self._conclusion()
 
-    def _verdict(self) -> str:
+    def _conclusion(self) -> str:
+        """The last line of the report."""
         extent = f"{plural(self.steps, 'step')} on {plural(self.ranks, 'rank')}"
         if self.counted:
             kinds = [
@@ -179,11 +180,11 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
     outcome = script.run(ranks, scratch / "many")
     trace = EventTrace.read(scratch / "many", ranks)
     failure = _failure(trace, outcome, ranks)
-    divided = [
-        axis for rank in trace.ranks for event in rank.events_of(Divided) for axis in event.degrees.items()
+    split_axes = [
+        axis for rank in trace.ranks for event in rank.events_of(ModelSplit) for axis in event.degrees.items()
     ]
-    if divided:
-        axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(divided)))
+    if split_axes:
+        axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(split_axes)))
         reason = f"The script splits the model ({axes}); an audit can judge ranks that all hold the whole model only."
         return AuditResult(str(script.path), ranks, trace.steps, (), reason)
     alone, (replay, why_not) = None, replay_of(trace)
@@ -191,10 +192,10 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
         repeated = script.run(1, scratch / "one", replay)
         alone = EventTrace.read(scratch / "one", 1)
         why_not = _why_it_failed(alone, repeated)
-    updates = list(recorded(trace, alone if not why_not else None))
-    normed = norms(trace, next((distance(update) for update in updates), None))
-    sections: tuple[Section, ...] = (
-        samples(trace), weights(trace), gradients(updates, bool(normed.findings), why_not), normed,
+    updates = list(recorded_updates(trace, alone if not why_not else None))
+    norm_section = norms(trace, next((distance(update) for update in updates), None))
+    sections: tuple[ReportSection, ...] = (
+        samples(trace), weights(trace), gradients(updates, bool(norm_section.findings), why_not), norm_section,
         randomness(trace, alone), evaluation(trace),
     )  # fmt: skip
     if not trace.steps and not failure:
@@ -203,7 +204,7 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
 
 
 def replay_of(trace: EventTrace) -> tuple[dict[str, Any] | None, str]:
-    """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason why it cannot."""
+    """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason against it."""
     steps = [step for step in range(1, trace.equal_until + 1) if all(u.arrays for u in trace.together(step))]
     if not steps:
         return None, "no update was recorded before which all ranks held equal weights"
@@ -247,17 +248,15 @@ def _failure(trace: EventTrace, outcome: Outcome, ranks: int) -> str:
         return f"The script stood still for {next(iter(silent.values())).message}: {stood}."
     unfinished = [rank.number for rank in trace.ranks if rank.ended is None]
     finished = [number for number, end in ends.items() if end.reason != "failed"]
+    numbers = ", ".join(map(str, unfinished))
     if unfinished and finished:
         return (
-            f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank "
-            f"{', '.join(map(str, unfinished))}: the ranks do not do the same number of collectives."
+            f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank {numbers}: the "
+            "ranks do not do the same number of collectives."
         )
     if isinstance(outcome, Failed):
         text = outcome.cause.traceback.rstrip() or outcome.cause.message
         return f"The script itself failed, on rank {outcome.cause.rank} of {ranks}:\n{text}"
     if unfinished:
-        return (
-            f"The script ended without a message on {plural(len(unfinished), 'rank')}: "
-            f"{', '.join(map(str, unfinished))}."
-        )
+        return f"The script ended without a message on {plural(len(unfinished), 'rank')}: {numbers}."
     return ""

@@ -50,10 +50,10 @@ class LoaderCreated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PassBegan(Event):
-    """A loader is iterated for the `number`-th time (from 1).
+    """The script begins to iterate a loader, for the `number`-th time (from 1).
 
     `batches`: sample indices of all batches of this pass, also of skipped ones; None if unknown or endless. `drew`: the
-    generators that decided the order. `managed`: `paddle.Model` iterates, and drops repeated samples of an evaluation.
+    generators that drew the order. `managed`: `paddle.Model` iterates, and drops repeated samples of an evaluation.
     """
 
     loader: int
@@ -126,7 +126,7 @@ class Stepped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left(Event):
+class FinalWeights(Event):
     """Digests of the weights after the last recorded update; `arrays` is a file with some of their numbers."""
 
     digests: dict[str, str]
@@ -134,14 +134,14 @@ class Left(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divided(Event):
+class ModelSplit(Event):
     """Fleet splits the model itself: the degrees above 1, of all axes but data."""
 
     degrees: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normed(Event):
+class BatchNormLayers(Event):
     """The BatchNorm layers at the first update: `layers` that normalise over this rank's samples alone."""
 
     layers: tuple[str, ...]
@@ -149,7 +149,7 @@ class Normed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buffered(Event):
+class RunningMeans(Event):
     """Digests of the running means of local BatchNorm layers at the end, and the first numbers of each."""
 
     digests: dict[str, str]

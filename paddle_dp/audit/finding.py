@@ -13,7 +13,7 @@ ORDER: tuple[Severity, ...] = ("fault", "difference", "note")
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFinding:
-    """One row of the report; `rule` is a stable name for machines."""
+    """One finding; `rule` is a stable name for machines, `what` a sentence on the fault, `where` a "file:line"."""
 
     rule: str
     severity: Severity
@@ -24,9 +24,9 @@ class AuditFinding:
 
 
 @dataclass(frozen=True)
-class Section:
-    """One subject with its findings; `looked`: a sentence with numbers on the examined quantities."""
+class ReportSection:
+    """One subject with its findings; `coverage`: a sentence with numbers on the examined quantities."""
 
     subject: str
-    looked: str
+    coverage: str
     findings: tuple[AuditFinding, ...]

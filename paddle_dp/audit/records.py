@@ -95,9 +95,8 @@ class EventTrace:
 
     @classmethod
     def read(cls, folder: Path, ranks: int) -> EventTrace:
-        return cls(
-            tuple(Rank(n, tuple(read(folder / f"rank-{n}.jsonl")), folder) for n in range(ranks)), folder
-        )
+        events = (tuple(read(folder / f"rank-{number}.jsonl")) for number in range(ranks))
+        return cls(tuple(Rank(number, each, folder) for number, each in enumerate(events)), folder)
 
     @cached_property
     def steps(self) -> int:
@@ -128,5 +127,5 @@ class EventTrace:
 
 
 def same_loader(trace: EventTrace, loader: int) -> LoaderCreated | None:
-    """The description of a loader by the first rank that has it."""
+    """The event of a loader on the first rank that has it; None if no rank does."""
     return next((rank.loaders[loader] for rank in trace.ranks if loader in rank.loaders), None)

@@ -23,7 +23,7 @@ from typing import Any
 
 from paddle_dp.audit.events import Began, Ended, EventJournal
 from paddle_dp.audit.hooks.source_line import nearest
-from paddle_dp.audit.hooks.watch import Enough, ScriptMonitor
+from paddle_dp.audit.hooks.watch import EnoughRecorded, ScriptMonitor
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.script_rank import become_rank, execute, is_well
 from paddle_dp.launch.silence import import_paddle
@@ -58,7 +58,7 @@ def install(journal: EventJournal, options: dict[str, Any]) -> Any:
     from paddle_dp.audit.hooks.collectives import let_fleet_run_alone, watch_collectives
     from paddle_dp.audit.hooks.data import Loaders
     from paddle_dp.audit.hooks.generators import watch_seeds
-    from paddle_dp.audit.hooks.replay import Item, Replay
+    from paddle_dp.audit.hooks.replay import RepeatedUpdate, Replay
     from paddle_dp.audit.hooks.updates import Updates
 
     watch = ScriptMonitor(journal, journal.folder, journal.rank, options["steps"])
@@ -66,11 +66,8 @@ def install(journal: EventJournal, options: dict[str, Any]) -> Any:
     loaders.install()
     replay = None
     if (replay_options := options["replay"]) is not None:
-        items = [
-            Item(item["step"], tuple(item["names"]), tuple(map(tuple, item["sizes"])))
-            for item in replay_options["items"]
-        ]
-        replay = Replay(watch, Path(replay_options["source"]), replay_options["loader"], items)
+        repeated = [RepeatedUpdate(**item) for item in replay_options["items"]]
+        replay = Replay(watch, Path(replay_options["source"]), replay_options["loader"], repeated)
         replay.install(loaders)
         let_fleet_run_alone()
     updates = Updates(watch, None if replay is None else replay.on_step)
@@ -86,7 +83,7 @@ def run(script: str, arguments: Sequence[str], journal: EventJournal, finish: An
     if error is not None and not is_well(error):
         return record_failure(error, journal)
     finish()
-    journal.write(Ended(reason="limit" if isinstance(error, Enough) else "script"))
+    journal.write(Ended(reason="limit" if isinstance(error, EnoughRecorded) else "script"))
     return 0
 
 

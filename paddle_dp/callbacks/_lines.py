@@ -202,7 +202,7 @@ def _proof(run: Run, first: int) -> Iterable[str]:
     """Yields the verdict of `paddle-dp verify` on this training, or the command that gives one."""
     if run.proof is not None:
         proof = run.proof()
-        since = f"; these are the updates since step {first}" if first and proof.verdict else ""
+        since = f"; these are the updates since step {first}" if first and proof.verdict_key else ""
         yield f"  the proof    {proof.sentence}{since}"
     elif run.recipe is None:
         if run.mesh.ranks > 1:

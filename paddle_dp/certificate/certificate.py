@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.certificate.verified import Verdicts, now
+from paddle_dp.certificate.verified import ProofSearch, now
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
@@ -43,15 +43,14 @@ Content = dict[str, Any]
 
 
 def with_proof(run: Run) -> Run:
-    """The run with the search for its proof; unchanged for a script, and if `verify` does not compare such a
-    training."""
+    """The run with the search for its proof; unchanged for a script, and if `verify` compares no such training."""
     if run.recipe is None or run.identity is None:
         return run
     config = run.recipe.strategy.config
     is_compared = config.compared_by_step or not config.not_promised(run.recipe)
     if not is_compared or (run.mesh.ranks == 1 and config.batch_chunks == 1):
         return run
-    return dataclasses.replace(run, proof=Verdicts(run.recipe, run.mesh, run.identity))
+    return dataclasses.replace(run, proof=ProofSearch(run.recipe, run.mesh, run.identity))
 
 
 class CertificateWriter(Callback):
@@ -68,7 +67,7 @@ class CertificateWriter(Callback):
         weights = model_digest(moment.trainer.learner)
         if not self.run.mesh.is_main or self.run.identity is None:
             return
-        before = self.content or self._before()  # a second fit() in one process continues the first one's
+        before = self.content or self._continued()  # a second fit() in one process continues the first one's
         self._began = time.time()
         if self.run.resumed is not None:
             add_saved(before, self.run.resumed.folder, self.run.folder)
@@ -136,19 +135,18 @@ class CertificateWriter(Callback):
         self._write()
 
     def _proof(self) -> dict[str, str | None]:
-        """The key of `paddle-dp verify`'s verdict on this attempt, and the verdict in words or how to get one; None
-        each if it cannot have one."""
+        """The key of the kept verdict on this attempt, and a sentence on its proof; None each if it cannot have one."""
         if self.run.proof is None:
             return {"verdict": None, "proof": None}
         proof = self.run.proof()
-        return {"verdict": proof.verdict, "proof": proof.sentence}
+        return {"verdict": proof.verdict_key, "proof": proof.sentence}
 
     @property
     def _attempt(self) -> Content:
         attempt: Content = self.content["attempts"][-1]
         return attempt
 
-    def _before(self) -> Content:
+    def _continued(self) -> Content:
         """The certificate that this attempt continues: this folder's, or the resumed run's; {} for a new one.
 
         A restarted run continues a failed attempt's certificate: a new run gets a new folder.
@@ -255,10 +253,8 @@ def go_back(content: Content, step: int, last: int, why: str) -> None:
 
 
 def attempt_of(content: Content, step: int) -> Content:
-    """The attempt whose update `step` is part of the run: the last one that began before it.
-
-    Raises KeyError if that attempt did not reach `step`.
-    """
+    """The attempt that did update `step` of the run: the last one that began before it. Raises KeyError if it did not
+    reach `step`."""
     attempt: Content | None = next((a for a in reversed(content["attempts"]) if step > a["from"]), None)
     if attempt is None or step > attempt["to"]:
         raise KeyError(step)
@@ -272,10 +268,10 @@ def digest_of(value: Any) -> str:
 
 
 def seal(content: Content) -> str:
-    """The digest of the certificate itself: it reveals accidents, not forgery."""
+    """The digest of the certificate itself, which reveals accidents, not forgery."""
     return hashlib.blake2b(json_codec.encode(content, NAME), digest_size=_BITS).hexdigest()
 
 
-def digests_are(checkpoint: Checkpoint, record: Content) -> bool:
-    """True if a checkpoint's bits have the digests that the certificate names."""
+def has_digests(checkpoint: Checkpoint, record: Content) -> bool:
+    """Whether a checkpoint's bits have the digests that the certificate names."""
     return all(record.get(key) == digest for key, digest in checkpoint.computed_digests().items())

@@ -1,7 +1,7 @@
-"""Keeps the verdicts of `paddle-dp verify` next to a recipe's runs, where its trainings look them up.
+"""Keeps records of the verdicts of `paddle-dp verify` next to a recipe's runs, where its trainings look for a proof.
 
-A training reports "one process's result" only with its proof: a verdict on the same settings, code, data, layout,
-number of ranks, and versions. A verdict is one JSON file in `.verified`, next to the run folders.
+A training reports "one process's result" only with its proof: the record of a verdict on the same settings, code, data,
+layout, number of ranks, and versions. A record is one JSON file in `.verified`, next to the run folders.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from paddle_dp.text import plural
 from paddle_dp.train.run import Proof
 
 FOLDER, FORMAT = ".verified", 1
-_MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are read, the newest first
+_MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a record; files that are read, the newest first
 # Settings that do not affect learning in the steps that a proof compares.
 _FREE = (
     "callbacks", "metrics", "watch", "train.length", "train.max_time", "train.patience", "train.device",
     "dataset.reading", "strategy.check_every",
 )  # fmt: skip
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
-Verdict = dict[str, Any]
+VerdictRecord = dict[str, Any]
 
 
 def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
-    """The subject of a verdict without the data: settings, code, versions, layout and ranks, by dotted key."""
+    """The facts that a verdict is about, without the data: settings, code, versions, layout, ranks, by dotted key."""
     settings = {
         key: fact
         for key, fact in recipe_facts(recipe).items()
@@ -54,16 +54,16 @@ def now() -> str:
     return time.strftime(_DATE, time.gmtime())
 
 
-def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
-    """Writes a verdict where trainings of the recipe look for it; if `status` of `verify` is not 0, removes the one of
-    the same identity instead. Returns a sentence for the screen, or ""."""
-    path = recipe.folder.parent / FOLDER / f"{verdict['recipe']}-{verdict['key'][:12]}.json"
+def keep(recipe: Recipe, status: int, record: VerdictRecord) -> str:
+    """Writes a record where trainings of the recipe look for it; if `status` of `verify` is not 0, removes the one with
+    the same key instead. Returns a sentence for the screen, or ""."""
+    path = recipe.folder.parent / FOLDER / f"{record['recipe']}-{record['key'][:12]}.json"
     try:
         if status:
             path.unlink(missing_ok=True)
             return ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        disk.replace(path, json_codec.encode(verdict, path.name))
+        disk.replace(path, json_codec.encode(record, path.name))
     except OSError as error:
         return f"The verdict was not kept in {path}: {error.strerror}."
     return (
@@ -71,17 +71,18 @@ def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
     )
 
 
-def verdict_of(facts: Facts, data: Mapping[str, Any], **more: Any) -> Verdict:
-    """A verdict as JSON values. `data`: {"train": {"samples", "read"}}; `more`: the results of `verify`."""
+def verdict_record(facts: Facts, data: Mapping[str, Any]) -> VerdictRecord:
+    """The record of a verdict on these facts and `data`, {"train": {"samples", "read"}}, as JSON values. `verify` adds
+    its result: "recipe", "steps", "rehearsed"."""
     first = {key: text for key, text in data["train"]["read"].items() if key.startswith("sample ")}
     text = json.dumps([facts, data["train"]["samples"], first], sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return {"format": FORMAT, "key": key, "date": now(), "facts": dict(facts), "data": dict(data), **more}
+    return {"format": FORMAT, "key": key, "date": now(), "facts": dict(facts), "data": dict(data)}
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """Each call looks up the verdict on one training: its recipe on these ranks, with this data."""
+class ProofSearch:
+    """Each call looks for the proof of one training: its recipe on these ranks, with this data."""
 
     recipe: Recipe
     mesh: Mesh
@@ -89,27 +90,26 @@ class Verdicts:
 
     def __call__(self) -> Proof:
         facts = json.loads(json.dumps(facts_of(self.recipe, self.mesh), default=str))
-        rejected: list[tuple[list[str], Verdict]] = []
-        for verdict in self._stored():
-            if not (changes := _changes(verdict, facts, self.identity)):
-                return Proof(verdict=verdict["key"], sentence=self._named(verdict))
-            if verdict["recipe"] == self.recipe.name:
-                rejected.append((changes, verdict))
+        rejected: list[tuple[list[str], VerdictRecord]] = []
+        for record in self._records():
+            if not (changes := _changes(record, facts, self.identity)):
+                return Proof(verdict_key=record["key"], sentence=self._sentence(record))
+            if record["recipe"] == self.recipe.name:
+                rejected.append((changes, record))
         if not rejected:
             return Proof(sentence=f"none yet that this is {self._result}: {self._command}")
-        changes, verdict = min(rejected, key=lambda other: len(other[0]))
-        return Proof(
-            sentence=f"no proof of this training: {_when(verdict)}, {_otherwise(changes, self.mesh)}: {self._command}"
-        )
+        changes, record = min(rejected, key=lambda rejection: len(rejection[0]))
+        reason = f"{_ranks_and_date(record)}, {_difference(changes, self.mesh)}"
+        return Proof(sentence=f"no proof of this training: {reason}: {self._command}")
 
-    def _named(self, verdict: Verdict) -> str:
-        compared = f"{verdict['steps']} steps"
-        if verdict["rehearsed"]:
+    def _sentence(self, record: VerdictRecord) -> str:
+        compared = f"{record['steps']} steps"
+        if record["rehearsed"]:
             compared += ", an evaluation, a checkpoint and a resume"
-        return f"{_when(verdict)}, this code and data: {self._result} ({compared})"
+        return f"{_ranks_and_date(record)}, this code and data: {self._result} ({compared})"
 
-    def _stored(self) -> Iterator[Verdict]:
-        """Yields the verdicts next to this run and in `runs`, the newest first."""
+    def _records(self) -> Iterator[VerdictRecord]:
+        """Yields the records next to this run and in `runs`, the newest first."""
         folders = {(folder / FOLDER).absolute() for folder in (self.recipe.folder.parent, Path("runs"))}
         files: list[tuple[float, Path]] = []
         for path in (path for folder in folders for path in folder.glob("[!.]*.json")):
@@ -117,9 +117,9 @@ class Verdicts:
                 files.append((path.stat().st_mtime, path))
         for _, path in sorted(files, reverse=True)[:_MAX_FILES]:
             with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or another version's
-                verdict = json_codec.decode(disk.read_bytes(path, _MAX_BYTES))
-                if verdict["format"] == FORMAT and verdict["data"]["train"] and verdict["facts"]["ranks"]:
-                    yield verdict
+                record = json_codec.decode(disk.read_bytes(path, _MAX_BYTES))
+                if record["format"] == FORMAT and record["data"]["train"] and record["facts"]["ranks"]:
+                    yield record
 
     @property
     def _result(self) -> str:
@@ -134,26 +134,26 @@ class Verdicts:
         return shlex.join(["paddle-dp", "verify", recipe, "--ranks", str(self.mesh.ranks)])
 
 
-def _changes(verdict: Verdict, facts: Facts, identity: RunSignature) -> list[str]:
-    """The keys in which a verdict differs from this training; [] if it proves the training. A module that the training
+def _changes(record: VerdictRecord, facts: Facts, identity: RunSignature) -> list[str]:
+    """The keys in which a record differs from this training; [] if it proves the training. A module that the training
     has not imported (yet) does not count."""
-    known = verdict["facts"]
+    known = record["facts"]
     keys = [key for key in {**known, **facts} if key in facts or not key.startswith(MODULE_PREFIX)]
     changes = [key for key in keys if not _equal(known.get(key), facts.get(key))]
-    data, here = verdict["data"], identity.data
-    if data_changes(data, identity) or not common(data["train"]["read"], here["train"]["read"]):
+    data = record["data"]
+    if data_changes(data, identity) or not common(data["train"]["read"], identity.data["train"]["read"]):
         changes.append("data")
     return changes
 
 
 def _equal(first: Any, other: Any) -> bool:
-    """True if facts are the same; folders are compared by path, since their content is not read."""
+    """Whether two facts are the same; folders are compared by path, since their content is not read."""
     unread = isinstance(first, dict) and first.get("crc32", "") is None
     return first == other if unread else are_same(first, other)
 
 
-def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
-    """How a verdict that is no proof differs from the training."""
+def _difference(changes: Sequence[str], mesh: Mesh) -> str:
+    """The difference of a record from the training that it does not prove, as part of a sentence."""
     if all(key == "ranks" or key.startswith("layout ") for key in changes):
         return f"and now {plural(mesh.ranks, 'rank')}" if "ranks" in changes else "in another layout"
     code = [key.removeprefix("code of ") for key in changes if key.startswith("code of")]
@@ -165,6 +165,6 @@ def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
     return f"with another {rest[0]}{' and more' * (len(rest) > 1)}"
 
 
-def _when(verdict: Verdict) -> str:
-    day = time.strptime(verdict["date"], _DATE)
-    return f"verified on {plural(verdict['facts']['ranks'], 'rank')}, {day.tm_mday} {time.strftime('%b %Y', day)}"
+def _ranks_and_date(record: VerdictRecord) -> str:
+    ranks, day = plural(record["facts"]["ranks"], "rank"), time.strptime(record["date"], _DATE)
+    return f"verified on {ranks}, {day.tm_mday} {time.strftime('%b %Y', day)}"

@@ -50,9 +50,9 @@ _NAMED = 8  # changes that a message names one by one
 _POINTS = 64  # rates of a schedule that are kept, at updates spread over it
 _ABSENT = "not there"
 
-# The longest of these prefixes of its key decides the verdict on a change. docs/checks.md has the reasons.
+# The longest of these prefixes of its key decides the rule for a change. docs/checks.md has the reasons.
 FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
-VERDICTS = {
+RULES = {
     "": REFUSED,
     "callbacks": FREE, "metrics": NOTED, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE,
     "watch": FREE, "dataset.reading": FREE,
@@ -73,7 +73,7 @@ class RunChange:
     key: str
     was: Any
     now: Any
-    verdict: str
+    rule: str
     note: str = ""
 
     def __str__(self) -> str:
@@ -123,21 +123,17 @@ def compare(
     changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
     if isinstance(schedule_of(task), Plateau):  # its rates follow from the evaluations
         changes = [
-            replace(c, verdict=REFUSED)
-            if c.verdict == NOTED and ("held-out data" in c.key or c.key.startswith("metrics"))
+            replace(c, rule=REFUSED)
+            if c.rule == NOTED and ("held-out data" in c.key or c.key.startswith("metrics"))
             else c
             for c in changes
         ]
-    refused = [
-        c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
-    ]
+    refused = [c for c in changes if c.rule == NEVER or (c.rule == REFUSED and not _is_in(c.key, accept))]
     errors = mesh.gather(_refusal(checkpoint, refused, setup) if refused else "")
     if error := next(filter(None, errors), ""):
         raise UsageError(error)
-    accepted = [
-        {"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED
-    ]
-    sentences = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
+    accepted = [{"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.rule == REFUSED]
+    sentences = [str(c) for c in sorted(changes, key=lambda c: c.rule != REFUSED)]
     return sentences, replace(now, accepted=(*past["accepted"], *accepted))
 
 
@@ -180,7 +176,7 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings)
 def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
     """The first group of samples in each split that differs from the checkpoint's."""
     changes = []
-    for split, label, verdict in (("train", "training", REFUSED), ("test", "held-out", NOTED)):
+    for split, label, rule in (("train", "training", REFUSED), ("test", "held-out", NOTED)):
         before, after = saved.get(split), now.data.get(split)
         if before is None or after is None:
             continue
@@ -193,7 +189,7 @@ def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
         old, new = before["read"], after["read"]
         key = next((key for key in common(old, new) if old[key] != new[key]), None)
         if key is not None:
-            changes.append(RunChange(f"dataset ({key} of the {label} data)", old[key], new[key], verdict))
+            changes.append(RunChange(f"dataset ({key} of the {label} data)", old[key], new[key], rule))
     return changes
 
 
@@ -202,7 +198,7 @@ def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]
     before, after = saved["train"]["samples"], now.data["train"]["samples"]
     if before != after:
         return [RunChange("samples in the data set", before, after, NEVER)]
-    return [change for change in _data(saved, now) if change.verdict == REFUSED]
+    return [change for change in _data(saved, now) if change.rule == REFUSED]
 
 
 def _settings(
@@ -214,7 +210,7 @@ def _settings(
     replaced = {c for c in _COMPONENTS if past.get(f"{c}.use") != facts.get(f"{c}.use")}
     for component in sorted(replaced):
         was, value = (side.get(f"{component}.use", side.get(component, _ABSENT)) for side in (past, facts))
-        yield RunChange(component, was, value, _verdict(component, was, value, task))
+        yield RunChange(component, was, value, _rule(component, was, value, task))
     compared_elsewhere = {*replaced, *MAY_DIFFER}
     for key in dict.fromkeys([*facts, *past]):
         was, value = past.get(key, _ABSENT), facts.get(key, _ABSENT)
@@ -229,22 +225,22 @@ def _settings(
             continue  # the version has added or removed it; earlier imports add modules
         if key == _ALL_LAYERS and not same_version:
             continue  # the version may have added or removed settings
-        verdict = _verdict(key, was, value, task)
+        rule = _rule(key, was, value, task)
         if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
-            verdict = NOTED  # there is no short batch
-        if verdict != FREE:
-            yield RunChange(key, was, value, verdict)
+            rule = NOTED  # there is no short batch
+        if rule != FREE:
+            yield RunChange(key, was, value, rule)
 
 
-def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
-    """The verdict on a change, by its key, and in some cases by the values and the model."""
+def _rule(key: str, was: Any, now: Any, task: Task) -> str:
+    """The rule for a change, by its key, and in some cases by the values and the model."""
     if key == "optimizer":
         return NEVER  # another optimizer cannot load the states
     if key.startswith("dataset.") and is_path(key, was, now):
         return NOTED  # the samples are compared
     if key == "strategy.sync_batch_norm" and statistics(task.model):
         return REFUSED
-    return VERDICTS[max((begin for begin in VERDICTS if key.startswith(begin)), key=len)]
+    return RULES[max((begin for begin in RULES if key.startswith(begin)), key=len)]
 
 
 def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
@@ -329,12 +325,12 @@ def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None
     note = "" if other is None else f" (update {other[0] + 1}: rate {other[1]:.6g}, and now {other[2]:.6g})"
 
     def judged(change: RunChange) -> RunChange:
-        if change.verdict != RATES:
+        if change.rule != RATES:
             return change
         refused = other is not None or (not known and change.key.startswith("schedule"))
-        return replace(change, verdict=REFUSED if refused else NOTED, note=note)
+        return replace(change, rule=REFUSED if refused else NOTED, note=note)
 
-    if other is not None and all(change.verdict != RATES for change in changes):  # its code has changed
+    if other is not None and all(change.rule != RATES for change in changes):  # its code has changed
         changes = [*changes, RunChange("schedule", "another function", "this one", RATES)]
     return [judged(change) for change in changes]
 
@@ -356,11 +352,11 @@ def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: Traini
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     changes = "; ".join(map(str, refused[:_NAMED]))
-    keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused if c.verdict != NEVER))
+    keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused if c.rule != NEVER))
     if more:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
-    never = [c.key for c in refused if c.verdict == NEVER]
+    never = [c.key for c in refused if c.rule == NEVER]
     old, them = ("the old values", "them") if len(refused) > 1 else ("the old value", "it")
     return (
         f"{checkpoint.folder} cannot be resumed as the same run: {changes}{more}. Give {old}, "

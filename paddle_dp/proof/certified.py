@@ -20,7 +20,7 @@ from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
 from paddle_dp.errors import CheckpointError, StoppedError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.proof.retrain import RESULT, judged
+from paddle_dp.proof.retrain import RESULT, drift_ratio
 from paddle_dp.proof.sides import ending, refusal, run_alone
 from paddle_dp.proof.tolerance import LARGEST_R, is_same
 from paddle_dp.recipe import read_recipe
@@ -42,10 +42,11 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     """
     content = _read(run)
     print("\n".join(certificate_lines(content, run)))
-    checks = [*checked(content, run)]
+    checks = [*folder_checks(content, run)]
     print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in checks))
     good = all(good for good, _ in checks)
-    selected = chosen(intervals(content, run), replay) if step is None else [interval_to(content, run, step)]
+    selected = [] if step is None else [interval_to(content, run, step)]
+    selected = selected or evenly_spread(intervals(content, run), replay)
     for number, interval in enumerate(selected, start=1):
         same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same
@@ -93,7 +94,7 @@ def certificate_lines(content: Content, run: Path) -> Iterator[str]:
 
 
 def _end(attempt: Content, after: Content | None) -> str:
-    """Why an attempt ended; `after`: the next one. The launcher stops ranks by SIGUSR1 to go on with others."""
+    """The reason for an attempt's end; `after`: the next one. The launcher stops ranks by SIGUSR1 to start others."""
     why = attempt["why"] or "its end was not written: it was killed, or is at work"
     stopped = why.removeprefix(f"{StoppedError.__name__}: ")
     if after is not None and stopped != why and stopped.startswith(f"stopped by {signal.SIGUSR1.name} "):
@@ -106,7 +107,7 @@ def short(digest: object) -> str:
     return str(digest)[:DIGITS]
 
 
-def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
+def folder_checks(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
     """(as certified, sentence) for each checkpoint, of which all bytes are read, and each resume."""
     saves = certificates.saves(content)
     folder = run / "checkpoints"
@@ -116,7 +117,7 @@ def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
             yield False, f"{path}: the certificate does not know it"
             continue
         try:
-            same = certificates.digests_are(load(path), saves[step])
+            same = certificates.has_digests(load(path), saves[step])
         except CheckpointError as error:
             yield False, str(error)
             continue
@@ -214,7 +215,7 @@ def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
     return settings
 
 
-def chosen(spans: Sequence[Interval], count: int) -> list[Interval]:
+def evenly_spread(spans: Sequence[Interval], count: int) -> list[Interval]:
     """`count` of the intervals, evenly spread."""
     indices = np.linspace(0, len(spans) - 1, min(count, len(spans))).round().astype(int)
     return [spans[index] for index in indices]
@@ -244,8 +245,8 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
         try:
             recipe.write_text(yaml_text(interval.recipe), "utf-8")
             interval_recipe = read_recipe(recipe)
-            if why := interval_recipe.strategy.config.not_promised(interval_recipe):
-                raise UsageError(f"nothing was trained again: {why}")
+            if reason := interval_recipe.strategy.config.not_promised(interval_recipe):
+                raise UsageError(f"nothing was trained again: {reason}")
             steps = f"steps {interval.start + 1} to {interval.to}"
             print(f"training {steps} again on one process{which} …", flush=True)
             guard = interval.recipe.get("guard") or {}
@@ -263,7 +264,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
         finally:
             recipe.unlink(missing_ok=True)
     alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
-    same, lines = verdict(result, exact=alone and attempt["host"] == socket.gethostname())
+    same, lines = judgement(result, exact=alone and attempt["host"] == socket.gethostname())
     print(
         f"{steps}, done on {plural(attempt['ranks'], 'rank')}, "
         f"again on one process: {'the same' if same else 'DIFFERENT'}"
@@ -287,8 +288,8 @@ def losses(run: Path) -> dict[int, float]:
     return loss_by_step
 
 
-def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
-    """Whether an interval is the same, and the reasons. A distance is judged in units of the drift, as in a proof.
+def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
+    """Whether an interval is the same, and lines with the reasons. Distances are in units of the drift, as in a proof.
 
     `exact`: one process of this machine trained it before, so no bit may differ.
     """
@@ -296,10 +297,10 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
     if result["bits"]:
         lines.append(f"the weights are bit-equal: {short(result['digest'])}")
     elif result["weights"] is not None:
-        difference, drift, moved = result["weights"]
-        far = judged(difference, drift, moved)
-        same = far is None or is_same(far)
-        lines.append(f"weights {difference:.2e} apart, {_units(far)}; they moved by {moved:.2e}")
+        difference, drift, movement = result["weights"]
+        r = drift_ratio(difference, drift, movement)
+        same = r is None or is_same(r)
+        lines.append(f"weights {difference:.2e} apart, {_phrase(r)}; they moved by {movement:.2e}")
     elif result["bits"] is False:
         lines.append(
             "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"
@@ -308,20 +309,21 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
         same = False
         lines.append("one process of this machine has done it before, so every bit should be the same")
     rows = [
-        (step, there, judged(abs(there - here), drift, abs(here)))
-        for step, there, here, drift in result["losses"]
+        (step, recorded, drift_ratio(abs(recorded - here), drift, abs(here)))
+        for step, recorded, here, drift in result["losses"]
     ]
     if rows:
-        step, there, far = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
-        equal = sum(there == here for _, there, here, _ in result["losses"])
-        same = same and (far is None or is_same(far))
+        step, recorded, r = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
+        equal = sum(recorded == here for _, recorded, here, _ in result["losses"])
+        same = same and (r is None or is_same(r))
         lines.append(
-            f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {there:.6g}, {_units(far)}"
+            f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {recorded:.6g}, {_phrase(r)}"
         )
     return same, lines
 
 
-def _units(far: float | None) -> str:
-    if far is None:
+def _phrase(r: float | None) -> str:
+    """A distance of `r` drifts as a part of a sentence."""
+    if r is None:
         return "which proves nothing: after a change in the last place one process strays as far from itself"
-    return f"{far:.2g} times what rounding does (limit {LARGEST_R:g})"
+    return f"{r:.2g} times what rounding does (limit {LARGEST_R:g})"

@@ -13,9 +13,9 @@ An update or optimizer state is compared with one process's result from the rank
 only the last place of both: eps · |p|, and for an update, the difference of two weights, eps · |weight|.
 
 A comparison proves something only if F is small: a fault of a tenth of a parameter's gradient, on one rank of N, must
-show. So for every gradient g, with G the whole model's and β = BEYOND (a gradient below β |G| counts as nothing),
+show. So for every gradient g, with G the whole model's and β = ROUNDING_BOUND (a gradient below β |G| counts as 0),
 
-    shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE
+    shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE_FAULT
 
 Correct layouts give r of about 1, because they differ by rounding alone; K = `tolerance.LARGEST_R` = 8 leaves room for
 chance. Elements with noise of their size (F/|g| > 0.3) have no true gradient: they are judged separately.
@@ -30,11 +30,10 @@ from functools import cached_property
 import numpy as np
 
 from paddle_dp.proof.tolerance import (
-    BEYOND,
     EPS,
     LARGEST_R,
-    NOTHING,
-    SLIGHT,
+    ROUNDING_BOUND,
+    ZERO_FRACTION,
     arithmetic_eps,
     is_same,
     least_of_a_score,
@@ -42,27 +41,27 @@ from paddle_dp.proof.tolerance import (
     undetermined,
     unit_of,
 )
-from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key, numbers_of
+from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key_of, numbers_of
 
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
-# (densenet121). TURNED_WITH_FLOAT64 where float64, in which none switches, is compared, too; measured: 0.26
+# (densenet121). TURNED_WITH_FLOAT64 applies if float64, in which none switches, is compared, too; measured: 0.26
 # (shufflenet_v2_x0_25 at 64 pixels, whose last pictures have 4 pixels).
 TURNED, TURNED_WITH_FLOAT64 = 0.2, 0.4
 LARGEST_TURN = 1e4  # in units of the noise
-JUDGED = (
+KINDS = (
     "initial", "evaluation", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state",
     "statistic", "buffer",
 )  # fmt: skip
-EXACT = ("initial", "frozen")  # equal bits, or different
-_NUMBERS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges the later steps
-_MASKED = ("gradient", "probe")
+EXACT_KINDS = ("initial", "frozen")  # equal bits, or different
+_NUMBER_KINDS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges the later steps
+_GRADIENT_KINDS = ("gradient", "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProofDifference:
-    """One quantity on both sides. `r` is infinite if only one side has it."""
+class QuantityDistance:
+    """The distance of one quantity on both sides. `r` is infinite if only one side has it."""
 
-    key: Key
+    quantity: Key
     r: float
     noise: float = 0.0  # F / |one|
     # The unit of r, as a part of |one|: F, at least one unit in the last place, and the rounding bound / K.
@@ -78,36 +77,36 @@ class ProofDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """All quantities of a kind: their number, and the worst of them."""
+class KindSummary:
+    """The distances of all quantities of a kind: their number, and the largest."""
 
     kind: str
     count: int
-    worst: ProofDifference
+    worst: QuantityDistance
 
 
 @dataclass
 class TraceComparison:
     """The traces of one process and of many ranks, in one precision.
 
-    `truth`: one process's trace in float64, if any; it shows which gradients are truly zero. `replayed`: one process's
-    updates and states from the gradients of `candidate`; without it, `reference` has them. `turns`: rounding may switch
-    a ReLU or a pooling of the model.
+    `float64_trace`: one process's trace in float64, if any; it shows which gradients are truly zero. `replayed`: one
+    process's updates and states from the gradients of `candidate`; without it, `reference` has them. `turns`: rounding
+    may switch a ReLU or a pooling of the model.
     """
 
     reference: Trace
     candidate: Trace
-    truth: Trace | None = None
+    float64_trace: Trace | None = None
     replayed: Trace | None = None
     turns: bool = True
-    findings: list[ProofDifference] = field(init=False)
+    distances: list[QuantityDistance] = field(init=False)
     # r of each gradient of a first batch that probes contradict, by name.
     turned: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dtype: str = self.reference.facts["dtype"]
         self._sizes: dict[tuple[str, int, str], float] = {}
-        self.findings = self._cleared(list(self._findings()))
+        self.distances = self._cleared(list(self._distances()))
 
     @property
     def sides(self) -> tuple[Trace, Trace]:
@@ -116,31 +115,34 @@ class TraceComparison:
 
     @property
     def same(self) -> bool:
-        return not self.divergence and all(finding.same for finding in self.findings)
+        return not self.divergence and all(distance.same for distance in self.distances)
 
     @property
     def divergence(self) -> str | None:
-        """The error from the ranks' comparison of their weights, or None."""
+        """The error that the ranks raised when they compared their weights, or None."""
         divergence: str | None = self.candidate.facts.get("amiss")
         return divergence
 
     @cached_property
-    def rows(self) -> list[Row]:
-        rows = []
-        for kind in JUDGED:
-            hits = [finding for finding in self.findings if finding.key.kind == kind]
-            if hits:
-                rows.append(Row(kind=kind, count=len(hits), worst=max(hits, key=lambda finding: finding.r)))
-        return rows
+    def summaries(self) -> list[KindSummary]:
+        summaries = []
+        for kind in KINDS:
+            distances = self._kind_distances(kind)
+            if distances:
+                worst = max(distances, key=lambda distance: distance.r)
+                summaries.append(KindSummary(kind=kind, count=len(distances), worst=worst))
+        return summaries
+
+    def _kind_distances(self, kind: str) -> list[QuantityDistance]:
+        return [distance for distance in self.distances if distance.quantity.kind == kind]
 
     @property
     def noise(self) -> float:
         """The median over parameters of F/|g| of the first gradient."""
-        first = [
-            f for f in self.findings if f.key.kind == "gradient" and f.undetermined < 1 and not f.missing
-        ]
-        steps = [f.noise for f in first if f.key.step == min(finding.key.step for finding in first)]
-        return float(np.median(steps)) if steps else 0.0
+        distances = [d for d in self._kind_distances("gradient") if d.undetermined < 1 and not d.missing]
+        first_step = min((d.quantity.step for d in distances), default=0)
+        first = [d.noise for d in distances if d.quantity.step == first_step]
+        return float(np.median(first)) if first else 0.0
 
     def visible(self, ranks: int) -> float:
         """The smallest relative fault of one rank's gradient that would be detected: (K · noise + rounding) · ranks."""
@@ -150,81 +152,85 @@ class TraceComparison:
     def shows(self) -> dict[str, float]:
         """By parameter: the smallest relative gradient fault on all ranks that every step would show."""
         worst: dict[str, float] = {}
-        for finding in self.findings:
-            if finding.key.kind == "gradient" and not finding.missing and np.isfinite(finding.shows):
-                worst[finding.key.name] = max(worst.get(finding.key.name, 0.0), finding.shows)
+        for distance in self._kind_distances("gradient"):
+            if not distance.missing and np.isfinite(distance.shows):
+                name = distance.quantity.name
+                worst[name] = max(worst.get(name, 0.0), distance.shows)
         return worst
 
     @cached_property
     def rounded(self) -> float:
         """The median over parameters of the first gradient's relative rounding bound."""
-        first = [n for n in sorted(self.candidate.keys) if Key.read(n)[:2] == ("gradient", 1)]
-        bounds = [ratio(self.candidate.rounded(n), _norm(self.candidate.array(n))) for n in first]
+        first = [key for key in sorted(self.candidate.keys) if Key.read(key)[:2] == ("gradient", 1)]
+        bounds = [ratio(self.candidate.rounded(key), _norm(self.candidate.array(key))) for key in first]
         return float(np.median(bounds)) if bounds else 0.0
 
     @property
-    def without_gradient(self) -> list[ProofDifference]:
-        """Gradients of which a tenth or more is noise."""
-        return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
+    def without_gradient(self) -> list[QuantityDistance]:
+        """The distances of gradients of which a tenth or more is noise."""
+        return [d for d in self._kind_distances("gradient") if d.undetermined >= 0.1]
 
-    def reference_array(self, number: str) -> np.ndarray:
+    def reference_array(self, key: str) -> np.ndarray:
         """One process's value of a quantity; updates and states are from the ranks' gradients."""
-        is_replayed = self.replayed is not None and Key.read(number).kind in REPLAYED
+        is_replayed = Key.read(key).kind in REPLAYED
         trace = self.replayed if is_replayed and self.replayed is not None else self.reference
-        return trace.array(number)
+        return trace.array(key)
 
-    def _findings(self) -> Iterator[ProofDifference]:
-        kinds = set(JUDGED)
+    def _distances(self) -> Iterator[QuantityDistance]:
         watched = set(self.reference.facts["recorded"]) | set(self.candidate.facts["recorded"])
-        for number in sorted(self.reference.keys | self.candidate.keys):
-            quantity = Key.read(number)
-            if quantity.kind not in kinds or (quantity.kind in _NUMBERS and quantity.step not in watched):
+        for key in sorted(self.reference.keys | self.candidate.keys):
+            quantity = Key.read(key)
+            if quantity.kind not in KINDS or (
+                quantity.kind in _NUMBER_KINDS and quantity.step not in watched
+            ):
                 continue
-            is_missing = number not in self.candidate.keys
-            if is_missing and quantity.kind in _NUMBERS and not self._ranks_read(quantity.step):
+            is_missing = key not in self.candidate.keys
+            if is_missing and quantity.kind in _NUMBER_KINDS and not self._ranks_read(quantity.step):
                 continue
-            if is_missing or number not in self.reference.keys:
+            if is_missing or key not in self.reference.keys:
                 side = "many" if is_missing else "one"
-                yield ProofDifference(key=quantity, r=float("inf"), missing=side)
+                yield QuantityDistance(quantity=quantity, r=float("inf"), missing=side)
             else:
-                finding = self._finding(quantity, self.reference_array(number), self.candidate.array(number))
-                if quantity.kind == "probe" and not finding.same and self._may_turn(finding):
-                    finding = replace(finding, r=min(self._r_at_initial_weights(finding)))
-                yield finding
+                distance = self._distance(quantity, self.reference_array(key), self.candidate.array(key))
+                if quantity.kind == "probe" and not distance.same and self._may_turn(distance):
+                    distance = replace(distance, r=min(self._r_at_initial_weights(distance)))
+                yield distance
 
     def _ranks_read(self, step: int) -> bool:
         """Whether the ranks read the numbers of a step; a loss or a score that is then missing is a difference."""
         rows = self.candidate.facts["rows"]
         return step <= len(rows) and bool(numbers_of(rows[step - 1]))
 
-    def _cleared(self, findings: list[ProofDifference]) -> list[ProofDifference]:
-        """The findings, with the smallest r of several batches for gradients at equal weights.
+    def _cleared(self, distances: list[QuantityDistance]) -> list[QuantityDistance]:
+        """The distances, with the smallest r of several batches for gradients at equal weights.
 
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
         not: it concerns one sample at one position.
         """
-        cleared, r_by_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
-        turned: dict[str, float] = {}
-        for finding in findings:
-            if finding.key.kind == "gradient" and not finding.same and not finding.missing:
-                rs = [finding.r, *self._r_in_other_batches(finding.key, r_by_step)]
-                may_turn = self.turns and finding.r < LARGEST_TURN and self._may_turn(finding)
-                if may_turn and is_same(min(rs)):
-                    turned[finding.key.name] = finding.r
-                    finding = replace(finding, r=min(rs))
-            cleared.append(finding)
+        r_by_step = {
+            (d.quantity.step, d.quantity.name): d.r for d in distances if d.quantity.kind == "gradient"
+        }
+        cleared, turned = [], dict[str, float]()
+        for distance in distances:
+            quantity = distance.quantity
+            if quantity.kind == "gradient" and not distance.same and not distance.missing:
+                smallest = min([distance.r, *self._r_in_other_batches(quantity, r_by_step)])
+                may_turn = self.turns and distance.r < LARGEST_TURN and self._may_turn(distance)
+                if may_turn and is_same(smallest):
+                    turned[quantity.name] = distance.r
+                    distance = replace(distance, r=smallest)
+            cleared.append(distance)
         if not turned:
             return cleared
-        left = [finding for finding in cleared if finding.key.kind != "gradient norm"]
-        if not all(finding.same for finding in left):  # a remaining fault may be the cause of all of it
-            return findings
+        left = [distance for distance in cleared if distance.quantity.kind != "gradient norm"]
+        if not all(distance.same for distance in left):  # a remaining fault may be the cause of all of it
+            return distances
         self.turned = turned
         return left
 
-    def _may_turn(self, finding: ProofDifference) -> bool:
-        """Whether the difference is as small as that of a switched ReLU."""
-        most = TURNED if self.truth is None else TURNED_WITH_FLOAT64
-        return finding.r * finding.unit <= most
+    def _may_turn(self, distance: QuantityDistance) -> bool:
+        """Whether the distance is as small as that of a switched ReLU."""
+        return distance.r * distance.unit <= (TURNED if self.float64_trace is None else TURNED_WITH_FLOAT64)
 
     def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:
         """r of a parameter's gradient in other batches, in which a fault of this step would show, too.
@@ -242,41 +248,43 @@ class TraceComparison:
         if at == 0:
             yield from self._probes(quantity.name)
 
-    def _r_at_initial_weights(self, finding: ProofDifference) -> Iterator[float]:
+    def _r_at_initial_weights(self, distance: QuantityDistance) -> Iterator[float]:
         """r of a probe's parameter in each probe; if there is one only, also in the first batch. That batch may have
         equal shares, but where `turns`, float64 has seen that unequal ones are the same."""
-        name = finding.key.name
+        name = distance.quantity.name
         yield from (probes := list(self._probes(name)))
-        first = key("gradient", 1, name)
+        first = key_of("gradient", 1, name)
         has_first = first in self.reference.keys and first in self.candidate.keys
-        if len(probes) == 1 and self.turns and has_first and finding.r < LARGEST_TURN:
-            yield self._finding(Key.read(first), self.reference.array(first), self.candidate.array(first)).r
+        if len(probes) == 1 and self.turns and has_first and distance.r < LARGEST_TURN:
+            yield self._distance(Key.read(first), self.reference.array(first), self.candidate.array(first)).r
 
     def _probes(self, name: str) -> Iterator[float]:
         """r of a parameter's gradient in each further batch."""
-        for number in sorted(n for n in self.reference.keys & self.candidate.keys if n.startswith("probe|")):
-            quantity = Key.read(number)
+        for key in sorted(n for n in self.reference.keys & self.candidate.keys if n.startswith("probe|")):
+            quantity = Key.read(key)
             if quantity.name == name:
-                yield self._finding(quantity, self.reference.array(number), self.candidate.array(number)).r
+                yield self._distance(quantity, self.reference.array(key), self.candidate.array(key)).r
 
-    def _finding(self, quantity: Key, reference: np.ndarray, candidate: np.ndarray) -> ProofDifference:
+    def _distance(self, quantity: Key, reference: np.ndarray, candidate: np.ndarray) -> QuantityDistance:
         if reference.shape != candidate.shape:
-            return ProofDifference(key=quantity, r=float("inf"))
+            return QuantityDistance(quantity=quantity, r=float("inf"))
         difference, broken = _subtract(reference, candidate)
-        if broken or quantity.kind in EXACT:
-            return ProofDifference(key=quantity, r=float("inf") if broken or np.any(difference) else 0.0)
-        size, nothing = _norm(reference), NOTHING.get(self.dtype, SLIGHT) * self._size(quantity)
+        if broken or quantity.kind in EXACT_KINDS:
+            is_same_number = not (broken or np.any(difference))
+            return QuantityDistance(quantity=quantity, r=0.0 if is_same_number else float("inf"))
+        size, nothing = _norm(reference), ZERO_FRACTION[self.dtype] * self._size(quantity)
         if quantity.kind in REPLAYED:
             ulps = max(arithmetic_eps(self.dtype) * size, self._ulp_error(quantity), nothing)
-            return ProofDifference(key=quantity, r=ratio(_norm(difference), ulps))
-        noise = self.reference.noise(key(*quantity))
+            return QuantityDistance(quantity=quantity, r=ratio(_norm(difference), ulps))
+        key = key_of(*quantity)
+        noise = self.reference.noise(key)
         most, floor = noise if noise is not None else (np.zeros(reference.shape), 0.0)
         if quantity.kind == "score":
             samples = self.reference.facts["rows"][quantity.step - 1]["samples"]
             floor = max(floor, least_of_a_score(self.dtype, samples))
         if quantity.kind == "evaluation" and quantity.name != "loss":
             floor = max(floor, least_of_a_score(self.dtype, self.reference.facts["evaluated"]))
-        mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key(*quantity))
+        mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key)
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
@@ -290,43 +298,40 @@ class TraceComparison:
         unit = ratio(allowed(~mask, size), size)
         shows = 0.0
         if quantity.kind == "gradient":
-            smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(quantity))
+            smallest = max(size, ROUNDING_BOUND.get(self.dtype, 0.0) * self._size(quantity))
             shows = LARGEST_R * ratio(unit_of(floor, size, EPS[self.dtype], rounded), smallest)
-        return ProofDifference(
-            key=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
-        )
+        return QuantityDistance(
+            quantity=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
+        )  # fmt: skip
 
     def _ulp_error(self, quantity: Key) -> float:
         """The error of an update from the last places of its two weights."""
-        number = key("initial", 0, quantity.name)
-        if quantity.kind != "update" or number not in self.reference.keys:
+        key = key_of("initial", 0, quantity.name)
+        if quantity.kind != "update" or key not in self.reference.keys:
             return 0.0
-        return arithmetic_eps(self.dtype) * _norm(self.reference.array(number))
+        return arithmetic_eps(self.dtype) * _norm(self.reference.array(key))
 
     def _undetermined(self, quantity: Key, shape: tuple[int, ...]) -> np.ndarray:
         """A mask of the elements without a true gradient; empty for other quantities."""
-        trace, step = self.reference, quantity.step
-        if self.truth is not None:
-            trace, step = self.truth, next(iter(self.truth.facts["recorded"]), 1)
-        number = key(
-            "probe" if quantity.kind == "probe" and self.truth is None else "gradient", step, quantity.name
-        )
-        noise = trace.noise(number) if quantity.kind in _MASKED else None
-        if noise is None:
-            return np.zeros(shape, bool)
-        return undetermined(trace.array(number), noise[0])
+        trace, kind, step = self.reference, quantity.kind, quantity.step
+        if self.float64_trace is not None:  # it has no probes
+            trace, kind = self.float64_trace, "gradient"
+            step = next(iter(trace.facts["recorded"]), 1)
+        key = key_of(kind, step, quantity.name)
+        noise = trace.noise(key) if quantity.kind in _GRADIENT_KINDS else None
+        return np.zeros(shape, bool) if noise is None else undetermined(trace.array(key), noise[0])
 
     def _size(self, quantity: Key) -> float:
         """The 2-norm over all quantities of one kind and step; of optimizer states, over one accumulator's."""
-        alike = _alike(quantity)
-        if alike not in self._sizes:
-            names = [n for n in self.reference.keys if _alike(Key.read(n)) == alike]
-            self._sizes[alike] = _norm(np.array([_norm(self.reference.array(n)) for n in names]))
-        return self._sizes[alike]
+        group = _size_group(quantity)
+        if group not in self._sizes:
+            keys = [key for key in self.reference.keys if _size_group(Key.read(key)) == group]
+            self._sizes[group] = _norm(np.array([_norm(self.reference.array(key)) for key in keys]))
+        return self._sizes[group]
 
 
-def _alike(quantity: Key) -> tuple[str, int, str]:
-    """The key that quantities of one size share: kind, step, a state's accumulator."""
+def _size_group(quantity: Key) -> tuple[str, int, str]:
+    """Kind and step of a quantity, and a state's accumulator: its group has one size in `_size`."""
     return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
 
 

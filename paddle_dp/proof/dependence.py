@@ -1,4 +1,4 @@
-"""Finds out whether one process's training depends on the order of its samples, or on unseeded draws.
+"""Examines whether one process's training depends on the order of its samples, or on unseeded draws.
 
 The noise that excuses a difference is measured on runs with neutral changes (proof.noise). Another order of samples is
 neutral only if samples and random draws are independent. With a queue, a cache of the last sample or draws in forward,
@@ -28,8 +28,8 @@ from paddle_dp.learner import Learner
 from paddle_dp.model.compiled import is_compiled
 from paddle_dp.proof import noise
 from paddle_dp.proof.record import running_statistics
-from paddle_dp.proof.tolerance import BEYOND
-from paddle_dp.proof.watched import Watchable
+from paddle_dp.proof.tolerance import ROUNDING_BOUND
+from paddle_dp.proof.watched import WatchedSide
 
 FAR = 64.0  # correct models reached 7 at most, in float32
 # Kernel names of Paddle's operators that jump or bend at some input.
@@ -61,11 +61,11 @@ def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
 
     `run` trains once more, with a kind of noise or without.
     """
-    if dtype not in BEYOND:
+    if dtype not in ROUNDING_BOUND:
         return None
-    kinds = {kind.name: kind for kind in noise.runs(dtype, 1)}
+    kinds = {kind.name: kind for kind in noise.kinds(dtype, 1)}
     permuted = run(kinds["permuted 1"])
-    beyond = BEYOND[dtype]
+    beyond = ROUNDING_BOUND[dtype]
     if _departure("order", plain, permuted, beyond) is None:
         return None
     chance = _departure("chance", plain, run(None), beyond)
@@ -107,8 +107,8 @@ def _distance(y: np.ndarray, x: np.ndarray) -> float:
     return float(np.linalg.norm(np.where(finite, y, 0.0) - np.where(finite, x, 0.0)))
 
 
-def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] | None) -> Curve:
-    """Trains the run's batches: each step's loss and gradient norm; after the last one also the buffers."""
+def trained_curve(side: WatchedSide, learner: Learner, order: Callable[[int], np.ndarray] | None) -> Curve:
+    """Trains the run's batches. Returns each step's loss and gradient norm; in the last step, also the buffers."""
     curve: Curve = []
     for batch in side.batches(False):
         metrics = learner.train_batch(
@@ -121,7 +121,7 @@ def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] 
     for name, buffer in learner.placed.named_buffers():
         if name not in known and buffer._is_initialized():
             curve[-1][f"buffer {name}"] = buffer.astype("float64").numpy()
-    side.chosen.read.clear()
+    side.subset.read.clear()
     return curve
 
 

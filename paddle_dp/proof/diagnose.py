@@ -1,4 +1,4 @@
-"""Names the likely mistake that makes numbers differ, in words. Pure functions of numbers and arrays."""
+"""Describes a difference in words, with the mistake that is its likely cause. Pure functions of numbers and arrays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from paddle_dp.text import and_more, numbered, times
 
 Degrees = Mapping[str, int]
-EXACTLY = 1e-3  # tolerance of a factor, and of the part that it does not explain, to count as exact
-NEARLY = 0.05  # below this relative difference no factor is named
-LN_NEAR = 0.05
+EXACT_FACTOR = 1e-3  # tolerance of a factor, and of the part that it does not explain, to count as exact
+LEAST_DIFFERENCE = 0.05  # below this relative difference no factor is named
+LN_TOLERANCE = 0.05
 
 
 def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[int]]]) -> str | None:
@@ -73,17 +73,17 @@ def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
             return "is not a finite number"
         return "is not zero, as one process's is: something else reaches it"
     off = math.hypot(c - 1, rest * c)
-    if off < NEARLY:
+    if off < LEAST_DIFFERENCE:
         return f"is off by {100 * off:.2g} % of one process's"
-    if rest > EXACTLY:
+    if rest > EXACT_FACTOR:
         near = _axis(c, degrees, cut, 0.2) if rest < 1 else ""
         hint = f": perhaps {near}" if near else ""
         return f"is about {c:.2g} × one process's and {min(rest, 1):.0%} something else{hint}"
-    if abs(c) < EXACTLY:
+    if abs(c) < EXACT_FACTOR:
         return "is 0: nothing reaches it"
-    if abs(c + 1) < EXACTLY:
+    if abs(c + 1) < EXACT_FACTOR:
         return "is -1 × one process's: its sign is turned"
-    likely = _axis(c, degrees, cut, EXACTLY)
+    likely = _axis(c, degrees, cut, EXACT_FACTOR)
     if likely:
         return f"is {c:.4g} × one process's: {likely}"
     return f"is {c:.4g} × one process's"
@@ -106,12 +106,11 @@ def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
 
 
 def _either(axes: Sequence[str], cut: bool) -> str:
-    """The axes that a factor fits; slices are not summed over tensor."""
-    left = [axis for axis in axes if not (cut and axis == "tensor")] or list(axes)
-    return " or the ".join(left)
+    """The axes of a factor, joined by "or"; slices are not summed over tensor."""
+    return " or the ".join([axis for axis in axes if not (cut and axis == "tensor")] or axes)
 
 
-def unmet(
+def unequal_copies(
     reference: np.ndarray,
     copies: Mapping[int, np.ndarray],
     coords: Sequence[Mapping[str, int]],
@@ -155,7 +154,7 @@ def loss(reference: float, candidate: float, degrees: Degrees) -> str:
     if not math.isfinite(reference) or not math.isfinite(candidate):
         return f"loss is {candidate:g}, one process's {reference:g}"
     for axis, degree in degrees.items():
-        if degree > 1 and abs(abs(candidate - reference) / math.log(degree) - 1) < LN_NEAR:
+        if degree > 1 and abs(abs(candidate - reference) / math.log(degree) - 1) < LN_TOLERANCE:
             how = "high" if candidate > reference else "low"
             which = {2: "half", 3: "a third", 4: "a quarter"}.get(degree, f"1/{degree}")
             return (
@@ -163,13 +162,13 @@ def loss(reference: float, candidate: float, degrees: Degrees) -> str:
                 f"of the classes, or over classes counted {degree} times ({axis} {degree})"
             )
     c = candidate / reference if reference else math.inf
-    likely = _axis(c, degrees, False, EXACTLY)
+    likely = _axis(c, degrees, False, EXACT_FACTOR)
     if likely:
         return f"loss is {c:.4g} × one process's: {likely}"
     return f"loss is {candidate:.9g}, one process's {reference:.9g} ({candidate - reference:+.1e})"
 
 
-def uneven(shares: Sequence[int]) -> str:
+def unequal_shares(shares: Sequence[int]) -> str:
     """The likely mistake if steps with equal shares agree and steps with unequal ones do not."""
     return (
         f"equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
@@ -182,14 +181,14 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
     if math.isnan(c):
         return "moves, and one process's does not: frozen there?" if rest == 1 else "is not a finite number"
     off = math.hypot(c - 1, rest * c)
-    if off < NEARLY:
+    if off < LEAST_DIFFERENCE:
         return (
             f"is off by {100 * off:.2g} % of one process's, with equal gradients: another clip, rate, decay or state "
             "of the optimizer"
         )
-    if rest <= EXACTLY and abs(c) < EXACTLY:
+    if rest <= EXACT_FACTOR and abs(c) < EXACT_FACTOR:
         return "is 0: the optimizer does not know this parameter, or its update is not shared"
-    if rest <= EXACTLY:
+    if rest <= EXACT_FACTOR:
         return f"is {c:.6g} × one process's, with equal gradients: another learning rate, or a clip by another norm"
     return (
         f"is {c:.3g} × one process's and {min(rest, 1):.0%} something else, with equal gradients: another state, decay "
@@ -197,12 +196,12 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
     )
 
 
-Remembered = Mapping[str, Mapping[str, Any]]
+StateChanges = Mapping[str, Mapping[str, Any]]
 """The JSON values that have changed since the beginning of a run, by step (as text) and name (proof.layer_state)."""
 
 
-def memory(
-    reference: Remembered, candidate: Sequence[Remembered], groups: Sequence[Any], close: float
+def layer_state(
+    reference: StateChanges, candidate: Sequence[StateChanges], groups: Sequence[Any], close: float
 ) -> str | None:
     """A sentence on the first state outside the weights that changes differently on some rank; None if there is none.
 
@@ -211,23 +210,23 @@ def memory(
     """
     for step in sorted({*reference}.union(*candidate), key=int):
         alone, ranks = reference.get(step, {}), [rank.get(step, {}) for rank in candidate]
-        unlike = {}
-        for name in sorted({*alone}.union(*ranks)):
-            pair = _unlike(name, alone, ranks, groups, close)
-            if pair is not None:
-                unlike[name] = pair
-        if unlike:
-            name, ((holder, value), (other, another)) = next(iter(unlike.items()))
+        pairs = {
+            name: pair
+            for name in sorted({*alone}.union(*ranks))
+            if (pair := _unequal_pair(name, alone, ranks, groups, close)) is not None
+        }
+        if pairs:
+            name, ((holder, value), (other, another)) = next(iter(pairs.items()))
             shown = f"differs between {holder} and {other}"
             if another is None:
                 shown = f"changes on {holder} and not on {other}"
             elif isinstance(value, (int, float)) and isinstance(another, (int, float)):
                 shown = f"is {value:.6g} on {holder} and {another:.6g} on {other}"
-            return f"{name} {shown} after step {step}{and_more(unlike, phrase=' ({} more do, too)')}"
+            return f"{name} {shown} after step {step}{and_more(pairs, phrase=' ({} more do, too)')}"
     return None
 
 
-def _unlike(
+def _unequal_pair(
     name: str,
     alone: Mapping[str, Any],
     ranks: Sequence[Mapping[str, Any]],

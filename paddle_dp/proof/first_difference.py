@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof import diagnose
-from paddle_dp.proof.compare import ProofDifference, TraceComparison
+from paddle_dp.proof.compare import QuantityDistance, TraceComparison
 from paddle_dp.proof.tolerance import LARGEST_R, is_same, ratio
-from paddle_dp.proof.trace_files import Key, key
+from paddle_dp.proof.trace_files import Key, key_of
 from paddle_dp.text import and_more, numbered
 
 _LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
@@ -35,7 +35,7 @@ class FirstDifference:
 
 
 @dataclass
-class Search:
+class DifferenceSearch:
     """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: a sentence may guess a
     cause from the step, as none is known."""
 
@@ -53,14 +53,14 @@ class Search:
         return next(itertools.chain.from_iterable(steps), None)
 
     def _all(self) -> Iterator[FirstDifference]:
-        bad = {finding.key: finding for finding in self.comparison.findings if not finding.same}
+        bad = {distance.quantity: distance for distance in self.comparison.distances if not distance.same}
         for quantity in bad:
             if quantity.kind == "initial":
                 yield FirstDifference(0, "initial", quantity.name, self._initial(quantity))
         for step, reference, candidate in self._steps():
             yield from self._samples(step, reference, candidate)
             yield from self._output(step)
-            here = {quantity: finding for quantity, finding in bad.items() if quantity.step == step}
+            here = {quantity: distance for quantity, distance in bad.items() if quantity.step == step}
             yield from self._losses(step, here, reference["loss"], candidate["loss"])
             gradients = [quantity for quantity in here if quantity.kind in ("gradient", "probe")]
             gradients.sort(key=lambda quantity: -self._layer_position(quantity.name))
@@ -68,9 +68,9 @@ class Search:
             yield from self._unshared(step)
             for kind in _LAST:
                 yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
-        for quantity, finding in bad.items():  # last: a step names the layer, where it differs, too
+        for quantity, distance in bad.items():  # last: a step names the layer, where it differs, too
             if quantity.kind == "evaluation":
-                yield FirstDifference(quantity.step, "evaluation", quantity.name, self._evaluation(finding))
+                yield FirstDifference(quantity.step, "evaluation", quantity.name, self._evaluation(distance))
 
     def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Each step's number, and its rows on both sides."""
@@ -94,13 +94,13 @@ class Search:
             "draw them from the recipe's seed, on the whole model, before it is cut"
         )
 
-    def _evaluation(self, finding: ProofDifference) -> str:
-        name, description = finding.key.name, _missing(finding.missing) if finding.missing else ""
-        if not finding.missing:
-            number = key(*finding.key)
-            reference, candidate = (float(side.array(number)[0]) for side in self.comparison.sides)
+    def _evaluation(self, distance: QuantityDistance) -> str:
+        name, description = distance.quantity.name, _missing(distance.missing) if distance.missing else ""
+        if not distance.missing:
+            key = key_of(*distance.quantity)
+            reference, candidate = (float(side.array(key)[0]) for side in self.comparison.sides)
             description = f"is {candidate:.9g}, one process's {reference:.9g}"
-        moment = f"after step {finding.key.step}" if finding.key.step else "before the first step"
+        moment = f"after step {distance.quantity.step}" if distance.quantity.step else "before the first step"
         return f"{moment}: {name} of the held-out samples {description}, with the same weights"
 
     def _samples(
@@ -118,7 +118,7 @@ class Search:
             yield FirstDifference(step, "samples", "", f"step {step}: {description}")
 
     def _losses(
-        self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float | None
+        self, step: int, here: Mapping[Key, QuantityDistance], reference: float, candidate: float | None
     ) -> Iterator[FirstDifference]:
         if Key("loss", step, "") not in here:
             return
@@ -132,32 +132,32 @@ class Search:
         """A remark on shares, if a step with unequal shares is the first that differs."""
         shares: Sequence[int] = self.comparison.candidate.facts["rows"][step - 1]["shares"]
         first = self.guesses and step > 1 and len(set(shares)) > 1
-        return f" ({diagnose.uneven(shares)})" if first else ""
+        return f" ({diagnose.unequal_shares(shares)})" if first else ""
 
     def _output(self, step: int) -> Iterator[FirstDifference]:
         """The first layer, in the order of the forward, with outputs that differ."""
         for name in self.comparison.reference.facts["order"]:
             for call in range(64):
-                number = key("output", step, f"{name}#{call}")
-                reference = self._reference_output(number)
+                key = key_of("output", step, f"{name}#{call}")
+                reference = self._reference_output(key)
                 if reference is None:
                     break
-                positions = self._off(number, reference)
+                positions = self._off(key, reference)
                 if positions is not None:
                     yield FirstDifference(step, "output", name, self._output_sentence(step, name, positions))
                     return
 
-    def _reference_output(self, number: str) -> np.ndarray | None:
+    def _reference_output(self, key: str) -> np.ndarray | None:
         sheet = self.comparison.reference.sheets[0]
-        return sheet.array("output", number) if sheet.has("output", number) else None
+        return sheet.array("output", key) if sheet.has("output", key) else None
 
-    def _off(self, number: str, reference: np.ndarray) -> np.ndarray | None:
+    def _off(self, key: str, reference: np.ndarray) -> np.ndarray | None:
         """The positions in the global batch with outputs that differ; None if none does or they are not comparable."""
-        quantity = Key.read(number)
-        candidate = self._candidate_output(number, quantity.step, reference.shape)
+        quantity = Key.read(key)
+        candidate = self._candidate_output(key, quantity.step, reference.shape)
         if candidate is None:
             return None
-        noise = self.comparison.reference.noise(number)
+        noise = self.comparison.reference.noise(key)
         most = noise[0] if noise is not None else np.zeros_like(reference)
         # The noise of one sample is a single draw, so the batch's noise is the measure.
         floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(reference, axis=0))
@@ -166,14 +166,14 @@ class Search:
             return None
         return np.flatnonzero((difference > LARGEST_R * floor / max(len(reference), 1) ** 0.5).any(1))
 
-    def _candidate_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
+    def _candidate_output(self, key: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """The ranks' outputs by position in the global batch: copies once, slices summed."""
         result, filled = np.zeros(shape), np.zeros(shape[0], int)
         by_dp_rank: dict[int, list[np.ndarray]] = {}
         positions: dict[int, list[int]] = {}
         for sheet in self.comparison.candidate.sheets:
-            if sheet.has("output", number):
-                by_dp_rank.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", number))
+            if sheet.has("output", key):
+                by_dp_rank.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", key))
                 positions[sheet.facts["dp_rank"]] = sheet.facts["places"][str(step)]
         for dp_rank, arrays in by_dp_rank.items():
             at = positions[dp_rank]
@@ -200,12 +200,12 @@ class Search:
             which += f", all of data {numbered('rank', sorted(wrong))}"
         return f"step {step}: the forward output of {name} is the first that differs, {which}{self._uneven(step)}"
 
-    def _gradient(self, step: int, finding: ProofDifference, all_of_them: Sequence[Key]) -> FirstDifference:
-        quantity = finding.key
+    def _gradient(self, step: int, distance: QuantityDistance, all_of_them: Sequence[Key]) -> FirstDifference:
+        quantity = distance.quantity
         more_parameters = and_more(
             {other.name for other in all_of_them}, phrase=" (and of {} more parameters)"
         )
-        description = self._gradient_sentence(finding)
+        description = self._gradient_sentence(distance)
         when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
         sentence = f"{when}: gradient of {quantity.name} {description}{more_parameters}{self._uneven(step)}"
         return FirstDifference(step, "gradient", quantity.name, sentence)
@@ -213,9 +213,9 @@ class Search:
     def _unshared(self, step: int) -> Iterator[FirstDifference]:
         """Weights that differ between ranks after an update."""
         copy_groups = self.comparison.candidate.facts["apart"]
-        weights = [Key.read(number) for number in copy_groups if Key.read(number)[:2] == ("weight", step)]
+        weights = [Key.read(key) for key in copy_groups if Key.read(key)[:2] == ("weight", step)]
         if weights:
-            groups = copy_groups[key(*weights[0])]
+            groups = copy_groups[key_of(*weights[0])]
             rank_groups = " and ".join(numbered("rank", group) for group in groups[:2])
             more = and_more(weights, phrase=" (and in {} more)")
             sentence = (
@@ -224,30 +224,28 @@ class Search:
             )
             yield FirstDifference(step, "update", weights[0].name, sentence)
 
-    def _gradient_sentence(self, finding: ProofDifference) -> str:
-        if finding.missing:
-            return _missing(finding.missing)
-        number, trace = key(*finding.key), self.comparison.candidate
-        reference, copies = self.comparison.reference.array(number), trace.copies(number)
+    def _gradient_sentence(self, distance: QuantityDistance) -> str:
+        if distance.missing:
+            return _missing(distance.missing)
+        key, trace = key_of(*distance.quantity), self.comparison.candidate
+        reference, copies = self.comparison.reference.array(key), trace.copies(key)
         if copies and next(iter(copies.values())).shape == reference.shape:
-            return diagnose.unmet(
+            return diagnose.unequal_copies(
                 reference, copies, [sheet.facts["coords"] for sheet in trace.sheets], self.degrees
             )
-        description = self._slices(number, reference)
+        description = self._slices(key, reference)
         if description:
             return description
-        return diagnose.scaled(
-            *diagnose.factor(reference, trace.array(number)), self.degrees, trace.cut(number)
-        )
+        return diagnose.scaled(*diagnose.factor(reference, trace.array(key)), self.degrees, trace.cut(key))
 
-    def _slices(self, number: str, reference: np.ndarray) -> str:
+    def _slices(self, key: str, reference: np.ndarray) -> str:
         """A sentence if only some slices of a parameter are wrong; else ""."""
         wrong: dict[int, tuple[float, float]] = {}
         right: list[int] = []
         for rank, sheet in enumerate(self.comparison.candidate.sheets):
-            if number in sheet.facts["cut"]:
-                array = sheet.array("shard", number)
-                box, _ = sheet.box(number, array)
+            if key in sheet.facts["cut"]:
+                array = sheet.array("shard", key)
+                box, _ = sheet.box(key, array)
                 expected = reference[box.slices]
                 if np.linalg.norm(array - expected) > 1e-6 * np.linalg.norm(expected):
                     wrong[rank] = diagnose.factor(expected, array)
@@ -258,20 +256,20 @@ class Search:
         description = diagnose.scaled(*next(iter(wrong.values())), self.degrees, cut=True)
         return f"{description}, in the slice of {numbered('rank', wrong)} only"
 
-    def _other(self, step: int, finding: ProofDifference) -> FirstDifference:
-        kind, name = finding.key.kind, finding.key.name
+    def _other(self, step: int, distance: QuantityDistance) -> FirstDifference:
+        kind, name = distance.quantity.kind, distance.quantity.name
         labels = {
             "update": "update of", "frozen": "frozen weight", "statistic": "running statistic", "buffer": "buffer",
             "state": "optimizer state", "score": "score",
         }  # fmt: skip
-        if finding.missing:
-            description = _missing(finding.missing)
+        if distance.missing:
+            description = _missing(distance.missing)
         elif kind == "frozen":
             description = "has moved"
         else:
-            number = key(*finding.key)
+            key = key_of(*distance.quantity)
             c, rest = diagnose.factor(
-                self.comparison.reference_array(number), self.comparison.candidate.array(number)
+                self.comparison.reference_array(key), self.comparison.candidate.array(key)
             )
             description = diagnose.update(c, rest, self.degrees) if kind == "update" else _off_by(c, rest)
         return FirstDifference(step, kind, name, f"step {step}: {labels[kind]} {name} {description}")

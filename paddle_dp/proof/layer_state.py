@@ -19,10 +19,10 @@ from paddle_dp.proof.record import running_statistics
 _DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
 
 
-class Memory:
+class LayerStateChanges:
     """The changes in a learner's layers, and in its loss, since this object was made.
 
-    `steps`: by step, the JSON values that differ from the beginning, by "buffer body.3.queue", "`mean` of body.3".
+    `by_step`: the JSON values that differ from the beginning, by step and by "buffer body.3.queue", "`mean` of body.3".
     """
 
     def __init__(self, learner: Learner):
@@ -30,43 +30,45 @@ class Memory:
         self._loss = learner.loss.owner
         self._statistics = running_statistics(learner)
         self._learner = learner
-        self._settings, self._bits = self._read(), self._digests()
-        self.steps: dict[int, dict[str, Any]] = {}
+        self._initial, self._initial_digests = self._state(), self._digests()
+        self.by_step: dict[int, dict[str, Any]] = {}
 
-    def look(self, step: int) -> None:
+    def record(self, step: int) -> None:
         """Records the changes up to the end of this step."""
-        now = self._read()
-        names = {*now, *self._settings}
-        changed = {name: now.get(name) for name in names if now.get(name) != self._settings.get(name)}
+        state = self._state()
+        names = {*state, *self._initial}
+        changed = {name: state.get(name) for name in names if state.get(name) != self._initial.get(name)}
         buffers = dict(self._learner.placed.named_buffers())
-        for name, bits in self._digests().items():
-            if bits != self._bits.get(name):
+        for name, digest in self._digests().items():
+            if digest != self._initial_digests.get(name):
                 changed[f"buffer {name}"] = _sketch(buffers[name])
         if changed:
-            self.steps[step] = changed
+            self.by_step[step] = changed
 
-    def _read(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
+        """The state by name: attributes, hooks and modes of the layers and the loss, variables of their modules."""
         owners = [(name or "the model", layer) for name, layer in self._layers]
         if self._loss is not None and not any(self._loss is layer for _, layer in owners):
             owners.append(("the loss", self._loss))
         state: dict[str, Any] = {}
-        for owner, thing in owners:
-            if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
+        for name, owner in owners:
+            if type(owner).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
                 continue  # exists on ranks only
-            facts = Walker(state=True).settings_of(thing)
-            if is_batch_norm(thing):
+            facts = Walker(state=True).settings_of(owner)
+            if is_batch_norm(owner):
                 facts.pop("_data_format", None)  # nn.BatchNorm1D sets it in each forward, to "NCHW" for "NCL"
-            if isinstance(thing, paddle.nn.Layer):
-                facts |= hooks_of(thing) | {"training": thing.training}
-            state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
-        defined = (thing if isinstance(thing, FunctionType) else type(thing) for _, thing in owners)
-        modules = {each.__module__ for each in defined if not is_library(each.__module__)}
+            if isinstance(owner, paddle.nn.Layer):
+                facts |= hooks_of(owner) | {"training": owner.training}
+            state |= {f"`{attribute}` of {name}": fact for attribute, fact in facts.items()}
+        definitions = (owner if isinstance(owner, FunctionType) else type(owner) for _, owner in owners)
+        modules = {each.__module__ for each in definitions if not is_library(each.__module__)}
         for module in sorted(modules & sys.modules.keys()):
             variables = {n: v for n, v in vars(sys.modules[module]).items() if isinstance(v, _DATA)}
             state |= {f"`{n}` of module {module}": fact for n, fact in Walker().walk(variables).items()}
         return state
 
     def _digests(self) -> dict[str, Any]:
+        """The digests of the buffers by name, without running statistics, which the recorder records."""
         named = [(n, b) for n, b in self._learner.placed.named_buffers() if n not in self._statistics]
         return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
 

@@ -37,23 +37,25 @@ class Noise:
     """A kind of noise: a change of the model before it is placed, and an order for each micro-batch's samples."""
 
     name: str
-    model: Callable[[nn.Layer], Any] = lambda model: None
+    change: Callable[[nn.Layer], Any] = lambda model: None
     order: Callable[[int], np.ndarray] | None = None  # number of samples → permutation
-    long: bool = False  # whether to run the later steps, too
+    all_steps: bool = False  # whether to run the later steps, too
 
 
-def runs(dtype: str, ranks: int, tensor: int = 1) -> Iterator[Noise]:
+def kinds(dtype: str, ranks: int, tensor: int = 1) -> Iterator[Noise]:
     """The runs with noise for one precision, against N = `ranks` ranks, at most `tensor` of them on the tensor axis."""
     for seed in (1, 2):
-        yield Noise(f"weights {seed}", partial(nudge, dtype=dtype, seed=seed), long=True)
+        yield Noise(f"weights {seed}", partial(nudge, dtype=dtype, seed=seed), all_steps=True)
     for seed in (1, 2):
-        yield Noise(f"permuted {seed}", order=_shuffled(seed), long=True)
+        yield Noise(f"permuted {seed}", order=_shuffled(seed), all_steps=True)
     if dtype in ("bfloat16", "float16"):
         for count, order in ((ranks, None), (ranks + 1, None), (ranks, _shuffled(3))):
             also = "" if order is None else ", permuted"
-            yield Noise(f"shares {count}{also}", partial(in_shares, count=count), order, long=order is None)
+            yield Noise(
+                f"shares {count}{also}", partial(in_shares, count=count), order, all_steps=order is None
+            )
         for count in (tensor, tensor + 1) if tensor > 1 else ():
-            yield Noise(f"blocks {count}", partial(in_blocks, count=count), long=True)
+            yield Noise(f"blocks {count}", partial(in_blocks, count=count), all_steps=True)
 
 
 def nudge(model: nn.Layer, dtype: str, seed: int) -> None:

@@ -25,7 +25,7 @@ from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.learner import Learner
 from paddle_dp.model.compiled import is_compiled
-from paddle_dp.proof.trace_files import MODEL_LAYER, key
+from paddle_dp.proof.trace_files import MODEL_LAYER, key_of
 from paddle_dp.tensors import widened
 from paddle_dp.train.state import optimizer_states, placed_shard
 
@@ -38,7 +38,7 @@ class OutputHooks:
         self._calls: dict[str, list[tuple[bool, np.ndarray]]] = {}
         self.active = False
         self._hooks = [
-            layer.register_forward_post_hook(partial(self._see, name or MODEL_LAYER))
+            layer.register_forward_post_hook(partial(self._record, name or MODEL_LAYER))
             for name, layer in learner.placed.named_layers()
             if layer is learner.model
             or not is_compiled(learner.model)  # its layers are called during tracing
@@ -54,7 +54,7 @@ class OutputHooks:
         for hook in self._hooks:
             hook.remove()
 
-    def _see(self, name: str, layer: Any, inputs: Any, output: Any) -> None:
+    def _record(self, name: str, layer: Any, inputs: Any, output: Any) -> None:
         if not self.active:
             return
         for tensor in paddle.utils.flatten(output):
@@ -117,14 +117,14 @@ class ProofRecorder:
         before_update: Callable[[int], None] = lambda step: None,
     ):
         self.learner, self.mesh = learner, learner.mesh
-        self._hand_on, self._updates, self._before_update = put, updates, before_update
+        self._put_shard, self._updates, self._before_update = put, updates, before_update
         self.rounded: dict[str, float] = {}
         roundings.watch()
         self.copies: dict[str, np.ndarray] = {}
         self.copy_groups: dict[str, list[list[int]]] = {}  # by key: groups of ranks that hold the same bits
         self.recorded: list[int] = []  # the steps with a recorded update
-        self._do, self._step = learner.update, 0
-        learner.update = self._watched_step  # type: ignore[method-assign]
+        self._learner_update, self._step = learner.update, 0
+        learner.update = self._recorded_update  # type: ignore[method-assign]
         self._named = learner.placed.named_parameters()
 
     def watch(self, step: int) -> None:
@@ -137,37 +137,37 @@ class ProofRecorder:
         """Context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and loss
         scale do not change."""
         learner, scale = self.learner, self.learner.mixed.scale
-        do, rate_step = learner.update, learner.rate.step
+        update, rate_step = learner.update, learner.rate.step
         scale_state = scale.state() if scale is not None else {}
-        learner.update = partial(self._probed, step)  # type: ignore[method-assign]
+        learner.update = partial(self._record_probe, step)  # type: ignore[method-assign]
         learner.rate.step = lambda: None  # type: ignore[method-assign]
         try:
             yield
         finally:
-            learner.update = do  # type: ignore[method-assign]
+            learner.update = update  # type: ignore[method-assign]
             learner.rate.step = rate_step  # type: ignore[method-assign]
             if scale is not None:
                 scale.load(scale_state)
 
-    def _probed(self, step: int) -> None:
+    def _record_probe(self, step: int) -> None:
         self._step = step
         with self.learner.weights.global_gradients():
-            self._take("probe", self._gradients())
-        self._note_rounded("probe")
+            self._put_all("probe", self._gradients())
+        self._record_roundings("probe")
 
-    def _watched_step(self) -> None:
+    def _recorded_update(self) -> None:
         if not self._step:
-            self._do()
+            self._learner_update()
             return
         with self.learner.weights.global_gradients():
             gradients = self._gradients()
-            self._take("gradient", gradients)
+            self._put_all("gradient", gradients)
             self._compare_copies("gradient", gradients)
         del gradients
-        self._note_rounded("gradient")
+        self._record_roundings("gradient")
         self._before_update(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
-        self._do()
+        self._learner_update()
         self.learner.weights.wait()
         stored = [(name, p, p) for name, p in self._named if self.learner.placed.is_stored(p)]
         self._compare_copies("weight", stored)
@@ -181,11 +181,13 @@ class ProofRecorder:
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         return [(name, p.grad, p) for name, p in trainable if p.grad is not None]
 
-    def _note_rounded(self, kind: str) -> None:
-        lost = roundings.take()
+    def _record_roundings(self, kind: str) -> None:
+        bounds = roundings.take()
         for name, parameter in self._named:
-            if id(parameter) in lost:
-                self.rounded[key(kind, self._step, name)] = lost[id(parameter)] * self.learner.unscaled_by
+            if id(parameter) in bounds:
+                self.rounded[key_of(kind, self._step, name)] = (
+                    bounds[id(parameter)] * self.learner.unscaled_by
+                )
 
     def initial(self) -> None:
         """Records the weights before the first update."""
@@ -220,7 +222,7 @@ class ProofRecorder:
         self._step = step
         with self.learner.weights.optimizer_states_on_device():
             states = optimizer_states(self.learner)
-            self._take("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
+            self._put_all("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
 
     def weights(self, step: int) -> None:
         """Records the weights after `step`."""
@@ -232,15 +234,15 @@ class ProofRecorder:
         for placed in self.learner.placed.main_replicas([(name, p, p) for name, p in self._named]):
             yield placed_shard(*placed)
 
-    def _take(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
+    def _put_all(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
         for placed in self.learner.placed.main_replicas(tensors):
             self._put(kind, placed_shard(*placed))
 
     def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
         """Passes a shard on, with `array` in place of its numbers if given."""
         array = _numbers(shard) if array is None else array
-        number = key(kind, self._step, shard.name)
-        self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
+        key = key_of(kind, self._step, shard.name)
+        self._put_shard(key, TensorShard(key, shard.global_shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
         """Keeps this rank's copies of tensors that differ between ranks. Collective."""
@@ -253,10 +255,10 @@ class ProofRecorder:
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
         for (name, slice_index), groups in differing_copies(self.mesh.gather(rows)).items():
-            number = key(kind, self._step, name)
-            self.copy_groups[number] = groups
+            key = key_of(kind, self._step, name)
+            self.copy_groups[key] = groups
             if slice_indices.get(name) == slice_index:
-                self.copies[number] = tensors[name].numpy().astype("float64")
+                self.copies[key] = tensors[name].numpy().astype("float64")
 
 
 def digest(array: np.ndarray) -> str:

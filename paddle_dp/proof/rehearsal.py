@@ -30,8 +30,8 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder, digest
 from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
-from paddle_dp.proof.replay import NAME, Followed, recorded
-from paddle_dp.proof.samples import Chosen, reads_global_batches, short, take_first
+from paddle_dp.proof.replay import NAME, GradientFollower, recorded_gradients
+from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, short, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import make_late
 from paddle_dp.recipe import LoaderSettings, Recipe
@@ -135,43 +135,45 @@ class Rehearsal:
 
     def alone(self, dtype: str, candidate: Trace | None = None) -> dict[str, Any]:
         """Trains one process without and with noise, with the gradients of `candidate` if given."""
-        followed = None if candidate is None else Followed(candidate)
-        plain = self._plain(None, followed)
-        noise = [self._plain(partial(nudge, dtype=dtype, seed=seed), followed) for seed in (1, 2)]
+        follower = None if candidate is None else GradientFollower(candidate)
+        plain = self._uninterrupted(None, follower)
+        noise = [self._uninterrupted(partial(nudge, dtype=dtype, seed=seed), follower) for seed in (1, 2)]
         return {"plain": plain, "noise": noise, "dtype": dtype}
 
-    def _plain(self, change: Callable[[nn.Layer], None] | None, followed: Followed | None) -> dict[str, Any]:
+    def _uninterrupted(
+        self, change: Callable[[nn.Layer], None] | None, follower: GradientFollower | None
+    ) -> dict[str, Any]:
         """Trains one process from the first step to the last, then evaluates."""
-        trainer, watch = self._trainer(change=change)
-        watch.watch(trainer.learner, None if followed is None else followed.recorder(trainer.learner))
+        trainer, monitor = self._trainer(change=change)
+        monitor.watch(trainer.learner, None if follower is None else follower.recorder(trainer.learner))
         trainer.fit(Length(STEPS, "steps"))
-        if followed is not None:
-            followed.tell(watch.rows)
-        return self._results(trainer, watch)
+        if follower is not None:
+            follower.add_distances(monitor.rows)
+        return self._results(trainer, monitor)
 
     def interrupted(self) -> dict[str, Any]:
         """Trains the ranks with an evaluation and a checkpoint, and resumes from it. Writes gradients that they round,
         for the one process."""
-        trainer, watch = self._trainer()
-        written: AbstractContextManager[ProofRecorder | None] = nullcontext()
+        trainer, monitor = self._trainer()
+        recording: AbstractContextManager[ProofRecorder | None] = nullcontext()
         if trainer.learner.exchange.rounds_to is not None:
-            written = recorded(trainer.learner, self.setup.folder.parent)
-        with written as recorder:
-            watch.watch(trainer.learner, recorder)
+            recording = recorded_gradients(trainer.learner, self.setup.folder.parent)
+        with recording as recorder:
+            monitor.watch(trainer.learner, recorder)
             trainer.fit(Length(EVALUATED, "steps"))
             if trainer.run.test_loader is not None:
                 trainer.evaluate()
             trainer.fit(Length(SAVED, "steps"))
             save(trainer.snapshot(), self.setup.folder / "checkpoints", trainer.mesh)
             trainer.fit(Length(STEPS, "steps"))
-        ended = digests(trainer)
-        results = self._results(trainer, watch)
-        resumed, watch = self._trainer(resume="newest")
-        watch.watch(resumed.learner)
+        final = digests(trainer)
+        results = self._results(trainer, monitor)
+        resumed, monitor = self._trainer(resume="newest")
+        monitor.watch(resumed.learner)
         resumed.fit(Length(STEPS, "steps"))
-        changed = sorted(name for name, bits in digests(resumed).items() if ended.get(name) != bits)
+        changed = sorted(name for name, digest in digests(resumed).items() if final.get(name) != digest)
         names = sorted({name for names in trainer.mesh.gather(changed) for name in names})
-        return results | {"resumed": {**self._results(resumed, watch), "changed": names}}
+        return results | {"resumed": {**self._results(resumed, monitor), "changed": names}}
 
     def _trainer(
         self, resume: str | None = None, change: Callable[[nn.Layer], None] | None = None
@@ -185,8 +187,8 @@ class Rehearsal:
                 return None
             if split == "train":
                 first = np.arange(min(2 * self.batch + self.short, len(full)))
-                return Chosen(full, first, scattered, read)
-            return Chosen(full, np.arange(min(self.test_samples, len(full))))
+                return RecordedSubset(full, first, scattered, read)
+            return RecordedSubset(full, np.arange(min(self.test_samples, len(full))))
 
         def delivered(split: Split, indices: Any) -> None:
             if split == "train":
@@ -201,27 +203,24 @@ class Rehearsal:
             return placed_task
 
         loader = LoaderSettings(collate=self.setup.loader.collate)
-        watches: list[Callback] = []
+        monitors: list[RehearsalMonitor] = []
 
         def callbacks(run: Any) -> list[Callback]:
             every = reads_global_batches(self.setup, self.mesh)
-            watches.append(RehearsalMonitor(read, run, every, self.setup.seed, self.is_alone))
-            return watches
+            monitors.append(RehearsalMonitor(read, run, every, self.setup.seed, self.is_alone))
+            return [*monitors]
 
         settings = replace(
             self.setup, dataset=dataset, delivered=delivered, task=task, callbacks=callbacks, loader=loader,
             drop_last=False, length=Length(STEPS, "steps"), load=self.setup.load if change is None else None,
         )  # fmt: skip
-        trainer = TrainerBuilder(settings, self.mesh).trainer(Trainer, resume)
-        watch = watches[0]
-        assert isinstance(watch, RehearsalMonitor)
-        return trainer, watch
+        return TrainerBuilder(settings, self.mesh).trainer(Trainer, resume), monitors[0]
 
-    def _results(self, trainer: Trainer, watch: RehearsalMonitor) -> dict[str, Any]:
-        watch.gather_reads()
+    def _results(self, trainer: Trainer, monitor: RehearsalMonitor) -> dict[str, Any]:
+        monitor.gather_reads()
         evaluation = trainer.evaluate() if trainer.run.test_loader is not None else None
         numbers = {} if evaluation is None else {**evaluation.numbers, "samples": evaluation.samples}
-        return {"rows": watch.rows, "evaluation": numbers}
+        return {"rows": monitor.rows, "evaluation": numbers}
 
 
 def digests(trainer: Trainer) -> dict[str, str]:

@@ -22,7 +22,7 @@ NUMBER_NAMES = {  # numbers of a step, as sentences call them
 
 
 @dataclass(frozen=True)
-class Difference:
+class RehearsalDifference:
     """A difference between two rehearsals: the step, the kind of quantity, and a sentence."""
 
     step: int
@@ -31,7 +31,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Rehearsals:
+class RehearsalComparison:
     """The rehearsals of one process and of `ranks` ranks; numbers may differ by LARGEST_R times one process's noise.
 
     If the ranks round their gradients, the one process made its updates with theirs (proof.replay). Its rows then have
@@ -43,30 +43,30 @@ class Rehearsals:
     ranks: int
 
     @classmethod
-    def read(cls, reference: Path, candidate: Path, ranks: int) -> Rehearsals:
+    def read(cls, reference: Path, candidate: Path, ranks: int) -> RehearsalComparison:
         """Reads the two sides' folders."""
         results = [json.loads((folder / "rehearsal.json").read_text()) for folder in (reference, candidate)]
         return cls(results[0], results[1], ranks)
 
-    def first_difference(self) -> Difference | None:
+    def first_difference(self) -> RehearsalDifference | None:
         """The first difference; None if the interrupted and resumed ranks match one process."""
         return next(self._differences(), None)
 
-    def _differences(self) -> Iterator[Difference]:
+    def _differences(self) -> Iterator[RehearsalDifference]:
         """All differences, in the order of the rehearsal."""
         yield from self._samples()
         for n, (reference, candidate) in enumerate(self._steps()):
-            noisy = [run["rows"][n] for run in self.reference["noise"]]
+            step, noisy = reference["step"], [run["rows"][n] for run in self.reference["noise"]]
             for name in _common_numbers(reference, candidate):
                 more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
                 if name.startswith(SCORE):
                     more = LARGEST_R * least_of_a_score(self.reference["dtype"], reference["samples"])
                 if not self._near(reference[name], candidate[name], [row[name] for row in noisy], more):
-                    yield Difference(reference["step"], "loss", self._number(reference, candidate, name))
+                    yield RehearsalDifference(step, "loss", self._number(reference, candidate, name))
             if "apart" in reference and np.isfinite(reference["gradient_norm"]):
                 allowed = self._allowed_gradient_distance(reference, noisy)
                 if not reference["apart"] <= allowed:
-                    yield Difference(reference["step"], "gradient", self._gradient(reference, allowed))
+                    yield RehearsalDifference(step, "gradient", self._gradient(reference, allowed))
         yield from self._evaluations()
         yield from self._resumed()
 
@@ -74,12 +74,12 @@ class Rehearsals:
         """Each step's rows on both sides."""
         return zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
 
-    def _samples(self) -> Iterator[Difference]:
+    def _samples(self) -> Iterator[RehearsalDifference]:
         for reference, candidate in self._steps():
             step, more = reference["step"], sorted({*candidate["read"]} - {*reference["read"]})
             less = sorted({*reference["read"]} - {*candidate["read"]})
             if more or less:
-                yield Difference(
+                yield RehearsalDifference(
                     step, "samples",
                     f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read "
                     f"{_list_samples(more)} that one process does not read then, and not {_list_samples(less)}",
@@ -105,31 +105,31 @@ class Rehearsals:
             f"{candidate[name]:.9g} on {self.ranks} ranks"
         )
 
-    def _evaluations(self) -> Iterator[Difference]:
+    def _evaluations(self) -> Iterator[RehearsalDifference]:
         noisy = [run["evaluation"] for run in self.reference["noise"]]
         for name, number in self.reference["plain"]["evaluation"].items():
             other = self.candidate["evaluation"][name]
             if not self._near(number, other, [evaluation[name] for evaluation in noisy]):
-                yield Difference(
+                yield RehearsalDifference(
                     STEPS, "evaluation",
                     f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "
                     "that were the same",
                 )  # fmt: skip
 
-    def _resumed(self) -> Iterator[Difference]:
+    def _resumed(self) -> Iterator[RehearsalDifference]:
         resumed = self.candidate["resumed"]
         for before, after in zip(self.candidate["rows"][SAVED:], resumed["rows"], strict=True):
             names = ["read", *_common_numbers(before, after)]
             labels = {"read": "samples", **NUMBER_NAMES}
             changed = [labels.get(n, n) for n in names if not _equal(before.get(n), after.get(n))]
             if changed:
-                yield Difference(
+                yield RehearsalDifference(
                     before["step"], "resume",
                     f"step {before['step']}: resumed from the checkpoint of step {SAVED}, it has another "
                     f"{', another '.join(changed)} than without the interruption",
                 )  # fmt: skip
         if resumed["changed"]:
-            yield Difference(
+            yield RehearsalDifference(
                 STEPS, "resume",
                 f"resumed from the checkpoint of step {SAVED}, the run ends with other bits in "
                 f"'{resumed['changed'][0]}'{and_more(resumed['changed'])}",
@@ -162,7 +162,9 @@ def _list_samples(numbers: list[int]) -> str:
     return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{and_more(numbers, 3)}"
 
 
-def sentence(difference: Difference | None, ranks: int, rounds_to: str | None = None) -> str:
+def rehearsal_sentence(
+    difference: RehearsalDifference | None, ranks: int, rounds_to: str | None = None
+) -> str:
     """The result of comparing two rehearsals, in a sentence; `rounds_to`: the dtype to which ranks round gradients."""
     if difference is None:
         subject = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"

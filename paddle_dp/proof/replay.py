@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,67 +27,65 @@ from paddle_dp.core import gradients
 from paddle_dp.core.optimizer import bound_of
 from paddle_dp.learner import Learner
 from paddle_dp.proof.record import ProofRecorder, Put
-from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, Writer, key
+from paddle_dp.proof.trace_files import REPLAYED, Key, SheetWriter, Trace, key_of
 
 NAME = "rehearsal"  # of the trace
 Rows = list[dict[str, Any]]
 
 
 @contextmanager
-def recorded(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
+def recorded_gradients(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
     """Context that writes the gradients of the recorder's watched updates to the folder. Collective."""
-    with Writer(folder, NAME, learner.mesh.rank) as sheet:
+    with SheetWriter(folder, NAME, learner.mesh.rank) as sheet:
         recorder = ProofRecorder(learner, sheet.put, updates=False)
         yield recorder
         sheet.finish({"rounded": recorder.rounded})
 
 
-class Followed:
-    """Makes the updates of runs with the ranks' gradients (`candidate`). The first run has no noise; the others are
-    compared with it."""
+class GradientFollower:
+    """Makes the updates of one process's runs with the gradients in `candidate`, a trace of ranks.
+
+    It measures the distance of the run's own gradients: the first run's, which has no noise, from the ranks'; those of
+    the runs with noise from the first run's.
+    """
 
     def __init__(self, candidate: Trace):
         self.candidate = candidate
         self._first_gradients: dict[str, np.ndarray] = {}  # the first run's gradients, by key
-        self._squares: defaultdict[int, float] = defaultdict(
-            float
-        )  # squares of this run's distances, by step
-        self._first = True
+        # By step: the square of this run's distance.
+        self._squares: defaultdict[int, float] = defaultdict(float)
+        self._is_first = True
 
     def recorder(self, learner: Learner) -> ProofRecorder:
         """A recorder for one run; the updates that it watches are made with the ranks' gradients."""
-        return ProofRecorder(
-            learner, self._put, updates=False, before_update=lambda step: give(learner, step, self.candidate)
-        )
+        before_update = partial(set_gradients, learner, self.candidate)
+        return ProofRecorder(learner, self._put, updates=False, before_update=before_update)
 
-    def _put(self, number: str, shard: TensorShard) -> None:
+    def _put(self, key: str, shard: TensorShard) -> None:
         gradient = shard.array.astype("float64")
-        if self._first:
-            self._first_gradients[number] = shard.array
-            other = (
-                self.candidate.array(number) if number in self.candidate.keys else np.zeros(gradient.shape)
-            )
+        if self._is_first:
+            self._first_gradients[key] = shard.array
+            other = self.candidate.array(key) if key in self.candidate.keys else np.zeros(gradient.shape)
         else:
-            other = self._first_gradients[number]
+            other = self._first_gradients[key]
         square = np.square(gradient - other).sum() if gradient.shape == other.shape else np.inf
-        self._squares[Key.read(number).step] += float(square)
+        self._squares[Key.read(key).step] += float(square)
 
-    def tell(self, rows: Rows) -> None:
-        """Adds to a finished run's rows `apart`, the distance of its gradients from the ranks' (runs with noise: from
-        the first run's), and to the first run's `rounded`, the bound of the ranks' rounding. 2-norms over the model.
-        """
-        if self._first:
-            for number in self.candidate.keys - self._first_gradients.keys():
-                self._squares[Key.read(number).step] += float(np.square(self.candidate.array(number)).sum())
+    def add_distances(self, rows: Rows) -> None:
+        """Adds to a finished run's rows `apart`, the distance of its gradients, and to the first run's rows `rounded`,
+        the bound of the ranks' rounding. Both are 2-norms over the model."""
+        if self._is_first:
+            for key in self.candidate.keys - self._first_gradients.keys():
+                self._squares[Key.read(key).step] += float(np.square(self.candidate.array(key)).sum())
         for row in rows:
             row["apart"] = self._squares[row["step"]] ** 0.5
-            if self._first:
-                row["rounded"] = self.candidate.rounded(key("gradient norm", row["step"], ""))
+            if self._is_first:
+                row["rounded"] = self.candidate.rounded(key_of("gradient norm", row["step"], ""))
         self._squares.clear()
-        self._first = False
+        self._is_first = False
 
 
-NEAR = 2.0**-10  # relative distance of the gradients' norm from the bound of a clip
+CLIP_DISTANCE = 2.0**-10  # relative distance of the gradients' norm from the bound of a clip
 
 
 def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> None:
@@ -97,9 +96,9 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
     float64. Without a recorded update, a step only moves the schedule.
     """
 
-    def put_replayed(number: str, shard: TensorShard) -> None:
-        if Key.read(number).kind in REPLAYED:
-            put(number, shard)
+    def put_replayed(key: str, shard: TensorShard) -> None:
+        if Key.read(key).kind in REPLAYED:
+            put(key, shard)
 
     recorder = ProofRecorder(learner, put_replayed)
     updates = set(candidate.facts["recorded"])
@@ -107,7 +106,7 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
     for step in range(1, max(updates, default=0) + 1):
         if step in updates:
             recorder.watch(step)
-            give(learner, step, candidate)
+            set_gradients(learner, candidate, step)
             if wide:
                 meet_bound(learner, step)
             learner.update()
@@ -126,15 +125,17 @@ def meet_bound(learner: Learner, step: int) -> None:
         return
     norm = float(learner.mode.norm.total())
     if norm > 0 and math.isfinite(norm):
-        gradients.scale(learner.trainable, bound * (1 + NEAR if step % 2 else 1 - NEAR) / norm)
+        gradients.scale(
+            learner.trainable, bound * (1 + CLIP_DISTANCE if step % 2 else 1 - CLIP_DISTANCE) / norm
+        )
 
 
-def give(learner: Learner, step: int, candidate: Trace) -> None:
+def set_gradients(learner: Learner, candidate: Trace, step: int) -> None:
     """Puts a step's whole-model gradients into the parameters that have one on the ranks."""
     for name, parameter in learner.placed.named_parameters(trainable=True):
-        number = key("gradient", step, name)
-        if number not in candidate.keys:
+        key = key_of("gradient", step, name)
+        if key not in candidate.keys:
             continue
-        array = candidate.array(number)
+        array = candidate.array(key)
         if list(array.shape) == list(parameter.shape):  # another shape is a difference by itself
             parameter.grad = paddle.to_tensor(array, dtype=parameter.dtype)

@@ -1,4 +1,4 @@
-"""Reports a verdict: as text (two small tables and sentences, 80 columns) and as JSON."""
+"""Shows a verdict as text (two small tables and sentences, 80 columns) and as JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         title=f"{recipe.name}: 1 process and {candidate.ranks} ranks on the same global batches, "
         f"{verdict.native.dtype}",
         box=box.SIMPLE,
-        caption=None if all(step.read for step in verdict.steps.steps) else _UNREAD,
+        caption=None if all(step.is_read for step in verdict.steps.steps) else _UNREAD,
     )
     for name in ("step", "shares", "loss of 1", f"loss of {candidate.ranks}", "apart", "strays", "norm"):
         table.add_column(name, justify="right", no_wrap=True)
     for step in verdict.steps.steps:
         table.add_row(
             str(step.number), shares(step.shares), f"{step.loss.one:.7f}", _read(step.loss.many, ".7f"),
-            _read(step.loss.distance if step.read else None, ".1e"), f"{step.loss.drift:.1e}",
+            _read(step.loss.distance if step.is_read else None, ".1e"), f"{step.loss.drift:.1e}",
             _read(step.gradient_norm.many, ".6f"),
         )  # fmt: skip
     console.print(table)
@@ -52,6 +52,7 @@ def _read(number: float | None, digits: str) -> str:
 
 
 def _distances(verdict: Verdict) -> Any:
+    """The table of the largest distance by precision and kind of quantity."""
     from rich import box
     from rich.table import Table
 
@@ -60,11 +61,13 @@ def _distances(verdict: Verdict) -> Any:
     for name in ("in", "of", "how many", "largest r", "which"):
         table.add_column(name, justify="right" if name in ("how many", "largest r") else "left")
     for comparison in verdict.comparisons:
-        for row in comparison.rows:
-            name = row.worst.key.name or f"step {row.worst.key.step}"
-            table.add_row(comparison.dtype, row.kind, str(row.count), number(row.worst.r), name)
-    worst = max(verdict.steps.steps, key=lambda step: step.r)
-    table.add_row("steps", "numbers", str(len(verdict.steps.steps)), number(worst.r), f"step {worst.number}")
+        for summary in comparison.summaries:
+            worst = summary.worst
+            name = worst.quantity.name or f"step {worst.quantity.step}"
+            table.add_row(comparison.dtype, summary.kind, str(summary.count), number(worst.r), name)
+    steps = verdict.steps.steps
+    step = max(steps, key=lambda step: step.r)
+    table.add_row("steps", "numbers", str(len(steps)), number(step.r), f"step {step.number}")
     table.add_row("steps", "weights", "all", number(verdict.steps.weights.r), "after the last step")
     return table
 
@@ -74,7 +77,7 @@ def _cost(verdict: Verdict, seconds: float) -> str:
     numbers = sum(comparison.reference.facts.get("numbers", 0) for comparison in comparisons)
     traces = [trace for comparison in comparisons for trace in comparison.sides]
     inner = sum(trace.facts["all seconds"] for trace in traces)
-    quantities = sum(len(comparison.findings) for comparison in comparisons)
+    quantities = sum(len(comparison.distances) for comparison in comparisons)
     memory = gigabytes(max(verdict.reference.memory, verdict.candidate.memory))
     return (
         f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), {memory} in the largest process, "
@@ -128,7 +131,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "without_guard": without_guard(recipe) or None,
         "insensitive": None if insensitive is None else {"name": insensitive[0], "shows": _plain(insensitive[1])},
         "dependence": _plain(verdict.reference.facts.get("dependence")),
-        "without_gradient": [f.key.name for f in (verdict.wide or verdict.native).without_gradient],
+        "without_gradient": [d.quantity.name for d in (verdict.wide or verdict.native).without_gradient],
         "sentences": verdict.sentences,
         "seconds": round(seconds, 2),
         "memory": {"one": verdict.reference.memory, "many": verdict.candidate.memory},
@@ -139,10 +142,11 @@ def _comparison_json(comparison: TraceComparison | None, ranks: int) -> dict[str
     if comparison is None:
         return None
     rows = {
-        row.kind: {
-            "count": row.count, "r": _plain(row.worst.r), "worst": row.worst.key.name, "step": row.worst.key.step
+        summary.kind: {
+            "count": summary.count, "r": _plain(summary.worst.r),
+            "worst": summary.worst.quantity.name, "step": summary.worst.quantity.step,
         }
-        for row in comparison.rows
+        for summary in comparison.summaries
     }  # fmt: skip
     visible = {"noise": _plain(comparison.noise), "visible": _plain(comparison.visible(ranks))}
     return {"dtype": comparison.dtype, "same": comparison.same, **visible, "rows": rows}

@@ -25,7 +25,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.same_run import data_changes
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
-from paddle_dp.proof.tolerance import NO_GRADIENT, arithmetic_eps, ratio, unit_of
+from paddle_dp.proof.tolerance import NOISE_LIMIT, arithmetic_eps, ratio, unit_of
 from paddle_dp.recipe import Recipe
 from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
@@ -36,7 +36,7 @@ RESULT = "again.json"
 Arrays = dict[str, np.ndarray]
 
 
-class Losses(Callback):
+class LossRecorder(Callback):
     """Collects the loss of each update."""
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ class Drift:
     losses: dict[int, float] = field(default_factory=dict)
     weights: float = 0.0
 
-    def fold(self, plain: TrainingResult, noisy: TrainingResult) -> None:
+    def add(self, plain: TrainingResult, noisy: TrainingResult) -> None:
+        """Adds a run with noise."""
         for step, loss in noisy.losses.items():
             difference = abs(loss - plain.losses[step])
             self.losses[step] = max(self.losses.get(step, 0.0), difference)
@@ -70,7 +71,7 @@ class Drift:
 
 
 def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Entry point of one process. Writes the result of `Retraining.compared` to the folder options["out"].
+    """Entry point of one process. Writes `Retraining.result` to the folder options["out"].
 
     Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", the run's recorded
     ones by step; "digest", of the run's weights after "to", and "saved", the checkpoint that holds them, each None if
@@ -80,7 +81,7 @@ def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
     if mesh.ranks != 1:
         raise UsageError("an interval is trained again by one process.")
     interval = Retraining(recipe, options, mesh)
-    Path(options["out"], RESULT).write_text(json.dumps(interval.compared()))
+    Path(options["out"], RESULT).write_text(json.dumps(interval.result()))
 
 
 class Retraining:
@@ -92,17 +93,18 @@ class Retraining:
         self.recorded_losses = {int(step): float(loss) for step, loss in options["losses"].items()}
         self.before: Arrays = {}
 
-    def compared(self) -> dict[str, Any]:
-        """{"losses": [[step, recorded, here, drift], …], "bits", "weights": [apart, drift, moved], "digest"}."""
+    def result(self) -> dict[str, Any]:
+        """Trains, and returns {"losses": [[step, recorded, here, drift], …], "bits": whether the weights are the run's,
+        "weights": [distance, drift, movement], "digest"}; None where the run left nothing to compare."""
         plain = self._train(None)
         saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
         equal = {step: plain.losses[step] == loss for step, loss in self.recorded_losses.items()}
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
         drift = Drift()
         if bits is False or not all(equal.values()):
-            for kind in noise.runs(self.dtype, int(self.options["ranks"])):
-                if kind.long:
-                    drift.fold(plain, self._train(kind))
+            for kind in noise.kinds(self.dtype, int(self.options["ranks"])):
+                if kind.all_steps:
+                    drift.add(plain, self._train(kind))
         worst, losses = 0.0, []
         for step, loss in sorted(self.recorded_losses.items()):
             here = plain.losses[step]
@@ -121,10 +123,10 @@ class Retraining:
             self._check(trainer)
             self.before = _arrays(model_shards(trainer.learner))
         else:
-            kind.model(trainer.learner.model)
+            kind.change(trainer.learner.model)
             if kind.order is not None:
                 _permute(trainer.loader, kind)
-        losses = Losses()
+        losses = LossRecorder()
         trainer.add(losses)
         trainer.fit(Length(self.to, "steps"))
         return TrainingResult(
@@ -133,7 +135,7 @@ class Retraining:
 
     def _check(self, trainer: Trainer) -> None:
         """Raises UsageError if the data are not the run's."""
-        assert trainer.run.identity is not None, "it was assembled from a recipe"
+        assert trainer.run.identity is not None, "a trainer of a recipe has an identity"
         if changes := data_changes(self.options["data"], trainer.run.identity):
             raise UsageError(f"the run cannot be trained again: {'; '.join(map(str, changes))}.")
 
@@ -142,7 +144,7 @@ def _permute(loader: Loader, kind: noise.Noise) -> None:
     read = loader.read
 
     def permuted(epoch: int, start: int = 0) -> Iterator[Batch]:
-        assert kind.order is not None, "asked before"
+        assert kind.order is not None, "only a kind with an order permutes"
         for batch in read(epoch, start):
             yield noise.permute(batch, kind.order)
 
@@ -180,6 +182,6 @@ def norm(arrays: Arrays) -> float:
     return float(sum(float(np.square(array).sum()) for array in arrays.values()) ** 0.5)
 
 
-def judged(difference: float, drift: float, size: float) -> float | None:
-    """The distance in units of the drift; None if one process's drift is so large that nothing is proven."""
-    return None if drift >= NO_GRADIENT * size and difference else ratio(difference, drift)
+def drift_ratio(difference: float, drift: float, size: float) -> float | None:
+    """The difference in units of the drift; None if one process's drift is so large that nothing is proven."""
+    return None if drift >= NOISE_LIMIT * size and difference else ratio(difference, drift)

@@ -19,9 +19,9 @@ from paddle_dp.train.callback import Progress
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RecordedSubset:
     """Some samples of a data set, as a data set; `read`: the numbers of the samples that this rank read. `scattered`:
-    rank 0 reads them for all, so `read` has the samples that it sent to this rank (`delivered`)."""
+    rank 0 reads for all ranks, so `read` has the samples that it sent to this one (`delivered`)."""
 
     dataset: Any
     indices: np.ndarray
@@ -44,7 +44,7 @@ class Chosen:
 
 def first_samples(
     recipe: Recipe, steps: int, ranks: int, mesh: Mesh, after: Progress | None = None
-) -> Chosen:
+) -> RecordedSubset:
     """The samples of the recipe's first `steps` full global batches, over several epochs if needed (one of a stream).
 
     The last batch is cut so that `ranks` ranks get unequal shares. `after`: only batches after this progress.
@@ -62,17 +62,17 @@ def first_samples(
         raise UsageError(f"the stream ends after {full} global batches: nothing is left to compare.")
     room = len(batches[-1])
     batches[-1] = batches[-1][: short(room, ranks) if room > 1 else room]
-    return Chosen(data, np.concatenate(batches), scattered)
+    return RecordedSubset(data, np.concatenate(batches), scattered)
 
 
-def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> Chosen | None:
+def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> RecordedSubset | None:
     """The first held-out samples: fewer than a global batch or, where that is less than two samples for each of the
     `ranks`, some batches. Ranks get unequal shares. None without held-out data. Collective."""
     data, scattered = _opened(recipe, "test", mesh)
     if data is None:
         return None
     samples = max(short(recipe.train.batch, ranks), 2 * ranks + 1)
-    return Chosen(data, np.arange(min(len(data), samples)), scattered)
+    return RecordedSubset(data, np.arange(min(len(data), samples)), scattered)
 
 
 def _opened(recipe: Recipe, split: Split, mesh: Mesh) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-"""The sides of a comparison, each run by separate processes in a separate folder.
+"""Runs the sides of a comparison, each in processes and a folder of its own, and reads their results.
 
 A side may fail in float64, because a model's code may be written for float32 only. If all ranks fail, they continue
 without float64; if some fail, such as one stage of a pipeline, the others wait in an exchange, and the job ends with
@@ -34,7 +34,7 @@ WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the 
 _NAME = "failed.{}.txt"
 
 
-def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
+def common_failure(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
     """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
     message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
@@ -48,7 +48,7 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
     return message
 
 
-def failed_alone(folder: Path) -> str | None:
+def partial_failure(folder: Path) -> str | None:
     """A sentence with the first note in `folder` and the ranks with notes; None without."""
     notes = sorted(folder.glob(_NAME.format("*")), key=lambda note: note.stat().st_mtime_ns)
     if not notes:
@@ -63,14 +63,14 @@ REFUSED = 2  # exit status of a usage error
 
 @dataclass(eq=False)
 class Side:
-    """The result of one layout: its traces by name ("wide" in float64, "own"), and facts."""
+    """The result of one layout: traces by name ("wide": in float64, "own": in the recipe's precision), and facts."""
 
     folder: Path
     ranks: int
 
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
-        self.failed: str | None = self.facts["wide"]  # why there is no trace in float64
+        self.failed: str | None = self.facts["wide"]  # the reason if there is no trace in float64
         # The causes of a difference from one process: a sentence each, with the remedy.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
@@ -109,14 +109,17 @@ class Side:
 
     def _number(self, candidate: Side) -> int:
         if candidate not in self.candidates:
-            message = "is not among the sides that Comparison.run_reference was given"
-            raise ValueError(f"{candidate.folder} {message}")
+            raise ValueError(f"{candidate.folder} is not among the sides that run_reference repeats")
         return self.candidates.index(candidate)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Compares the first `steps` steps of a recipe; `ranks` ranks cannot share the last global batch equally."""
+class SideRunner:
+    """Runs the sides of one comparison: the first `steps` steps of a recipe.
+
+    `ranks`: the larger side's number; so many ranks cannot share the last global batch equally. `scratch`: the folder
+    of the sides' folders.
+    """
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -131,12 +134,12 @@ class Comparison:
 
     def first_forward(self) -> None:
         """Computes the first batch on one process. Raises JobError if that fails, EndedError on a signal."""
-        job = self._job(self._alone, 1, self.scratch / "first", alone=True, wide=False)
+        job = self._job(self._alone_overrides, 1, self.scratch / "first", alone=True, wide=False)
         if status := run(replace(job, entry_point="first_forward"), self.waiting):
             raise refusal(status, "nothing was compared.")
 
     @property
-    def _alone(self) -> list[str]:
+    def _alone_overrides(self) -> list[str]:
         """The overrides of one process."""
         overrides = [override for override in self.overrides if not override.startswith("strategy")]
         return [*overrides, "strategy.use=single"]
@@ -148,7 +151,7 @@ class Comparison:
         """
         extra = {"alone": True, "candidates": [[str(side.folder), side.ranks] for side in candidates]}
         extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
-        job = self._job(self._alone, 1, self.scratch / "one", **extra)
+        job = self._job(self._alone_overrides, 1, self.scratch / "one", **extra)
         reference = self._side(run_alone(job), job)
         reference.candidates = tuple(candidates)
         return reference
@@ -161,17 +164,18 @@ class Comparison:
         `patch`: "module:function", which every rank calls first, without arguments; tests inject faults with it. The
         module is searched from the current folder.
         """
-        more: dict[str, Any] = {"alone": False, "patch": patch}
-        job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)
+        overrides, extra = [*self.overrides, *more_overrides], dict[str, Any](alone=False, patch=patch)
+        job = self._job(overrides, ranks, self.scratch / name, **extra)
         status = run(job, self.waiting)
-        if status and (why := failed_alone(self.scratch / name / "trace")):
+        if status and (reason := partial_failure(self.scratch / name / "trace")):
             print("that was in float64: once more without it", file=sys.stderr, flush=True)
-            more |= {"wide": False, "failed": why}
-            job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / f"{name}-again", **more)
+            extra |= {"wide": False, "failed": reason}
+            job = self._job(overrides, ranks, self.scratch / f"{name}-again", **extra)
             status = run(job, self.waiting)
         return self._side(status, job)
 
     def _side(self, status: int, job: Job) -> Side:
+        """The side of a job that ended with this status. Raises JobError, EndedError if it is not 0."""
         if status:
             subject = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
             raise refusal(
@@ -179,10 +183,11 @@ class Comparison:
             )
         return Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
 
-    def _job(self, overrides: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
+    def _job(self, overrides: Sequence[str], ranks: int, folder: Path, **options: Any) -> Job:
         extra = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
         extra |= {} if self.start is None else {"start": str(self.start.resolve())}
-        extra |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
+        extra |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse}
+        extra |= options
         return Job(
             entry_point="trace", recipe=self.recipe, overrides=tuple(overrides), ranks=ranks, output_dir=folder,
             extra=extra, quiet=True,
@@ -203,8 +208,8 @@ def ending(status: int) -> str:
 
 
 def refusal(status: int, message: str, refused: str = "") -> JobError:
-    """The error for processes that ended with this status and showed their failure; `refused`: the message if they
-    refused the recipe."""
+    """The error for processes that ended with this status and have printed why; `refused`: the message if they refused
+    the recipe."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
     error = JobError(refused or message if status == REFUSED else message)

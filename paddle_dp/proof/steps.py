@@ -1,4 +1,4 @@
-"""Compares the recipe's first steps on both sides with one process's drift from itself after a change of one ulp."""
+"""Compares the numbers of all steps on both sides, in units of one process's drift from itself in runs with noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from paddle_dp.proof.tolerance import (
     EPS,
     LARGEST_R,
-    NO_GRADIENT,
+    NOISE_LIMIT,
     arithmetic_eps,
     difference,
     is_same,
@@ -21,7 +21,7 @@ from paddle_dp.proof.tolerance import (
     undetermined,
     unit_of,
 )
-from paddle_dp.proof.trace_files import SCORE, Key, Trace, key, number_key, numbers_of
+from paddle_dp.proof.trace_files import SCORE, Key, Trace, key_of, number_key, numbers_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Step:
         return max(pair.r for pair in pairs) if self.judged else 0.0
 
     @property
-    def read(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the ranks read the numbers of the step."""
         return self.loss.many is not None
 
@@ -74,16 +74,19 @@ class Step:
 
 @dataclass
 class StepComparison:
-    """Compares every step, and all weights together after the last one (`weights`)."""
+    """Compares every step (`steps`), and all weights together after the last one (`weights`).
+
+    `turned`: the distance of the first gradients in units of noise, if switched ReLUs explain it; else 1.
+    """
 
     reference: Trace
     candidate: Trace
-    turned: float = 1.0  # distance of the first gradients in units of noise, without a fault
+    turned: float = 1.0
 
     def __post_init__(self) -> None:
         self.dtype: str = self.reference.facts["dtype"]
-        pairs = zip(self.reference.facts["rows"], self.candidate.facts["rows"], strict=True)
-        self.steps = [self._step(number, a, b) for number, (a, b) in enumerate(pairs, start=1)]
+        rows = zip(self.reference.facts["rows"], self.candidate.facts["rows"], strict=True)
+        self.steps = [self._step(number, *pair) for number, pair in enumerate(rows, start=1)]
         if self.lost is not None:
             first = self.lost.number
             self.steps = [replace(step, judged=step.number < first) for step in self.steps]
@@ -119,7 +122,7 @@ class StepComparison:
 
         As for elements of a gradient that are noise: a multiple of chaotic drift proves nothing.
         """
-        return next((s for s in self.steps if s.finite and s.noise_spread >= NO_GRADIENT), None)
+        return next((s for s in self.steps if s.finite and s.noise_spread >= NOISE_LIMIT), None)
 
     @property
     def moved(self) -> bool:
@@ -128,13 +131,11 @@ class StepComparison:
         A weight that is not finite at the end counts only if the updates before it were finite.
         """
         read = self.reference.array
-        last = [number for number in self.reference.keys if number.startswith("weight|")]
-        pairs = ((read(key("initial", 0, Key.read(number).name)), read(number)) for number in last)
+        last = [key for key in self.reference.keys if key.startswith("weight|")]
+        pairs = ((read(key_of("initial", 0, Key.read(key).name)), read(key)) for key in last)
         finite_steps = len(self.steps) if self.broken is None else self.broken.number - 1
-        learned = finite_steps > 1  # before the numbers broke
-        return any(
-            bool(np.any((before != after) & (learned | np.isfinite(after)))) for before, after in pairs
-        )
+        counts = finite_steps > 1
+        return any(bool(np.any((before != after) & (counts | np.isfinite(after)))) for before, after in pairs)
 
     def _step(self, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Step:
         eps = EPS[self.dtype]
@@ -197,11 +198,11 @@ class StepComparison:
         """The distance of all trained weights together, without elements that lack a true gradient."""
         distance = noise = size = 0.0
         common = self.reference.keys & self.candidate.keys
-        for number in sorted(n for n in common if n.startswith("weight|")):
-            reference, candidate = self.reference.array(number), self.candidate.array(number)
-            noisy = self.reference.noise(number)
+        for key in sorted(key for key in common if key.startswith("weight|")):
+            reference, candidate = self.reference.array(key), self.candidate.array(key)
+            noisy = self.reference.noise(key)
             most = noisy[0] if noisy is not None else np.zeros_like(reference)
-            chosen = ~self._undetermined(Key.read(number).name, reference.shape)
+            chosen = ~self._undetermined(Key.read(key).name, reference.shape)
             equal = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
             with np.errstate(invalid="ignore"):
                 distance += float(np.square(np.where(equal, 0, candidate - reference)[chosen]).sum())
@@ -214,18 +215,19 @@ class StepComparison:
         return Pair(one=0.0, many=distance**0.5, drift=next_drift * floor)
 
     def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A mask of a weight's elements without a true gradient in any recorded step."""
         masks = [np.zeros(shape, bool)]
         for step in self.reference.facts["recorded"]:
-            number = key("gradient", step, name)
-            noise = self.reference.noise(number)
+            key = key_of("gradient", step, name)
+            noise = self.reference.noise(key)
             if noise is not None:
-                masks.append(undetermined(self.reference.array(number), noise[0]))
+                masks.append(undetermined(self.reference.array(key), noise[0]))
         mask: np.ndarray = np.any(masks, axis=0)
         return mask
 
 
 def growth(spread: Sequence[float]) -> float:
-    """The largest growth factor of a curve in one step; 1 if it does not grow, or is not finite."""
+    """The largest growth factor of a drift from step to step; 1 if it does not grow, or is not finite."""
     pairs = itertools.pairwise(spread)
     return max([1.0, *(b / a for a, b in pairs if 0 < a < b < float("inf"))])
 

@@ -12,14 +12,13 @@ import numpy as np
 # and tools/proof_margins.py prints how far above this small faults are.
 LARGEST_R = 8.0
 # F/|g| above which an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
-NO_GRADIENT = 0.3
+NOISE_LIMIT = 0.3
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Part of a quantity that rounding stays below: about half of the digits. Low precisions are too coarse for a bound.
-BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
+ROUNDING_BOUND = {"float64": 2.0**-22, "float32": 2.0**-8}
 # A parameter's part of the whole gradient below which it counts as zero; it matters for quantities without noise.
-NOTHING = {"float64": 2.0**-53}
-SLIGHT = 2.0**-40
-VISIBLE = 0.1  # the fault, as a part of any parameter's gradient, that must show
+ZERO_FRACTION = dict.fromkeys(EPS, 2.0**-40) | {"float64": 2.0**-53}
+VISIBLE_FAULT = 0.1  # the fault, as a part of any parameter's gradient, that must show
 
 
 def is_same(r: float) -> bool:
@@ -44,7 +43,7 @@ def arithmetic_eps(dtype: str) -> float:
 
 def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """A mask where one process's noise is more than 0.3 of the gradient; not where both are 0."""
-    return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
+    return (noise > NOISE_LIMIT * np.abs(gradient)) & (noise > 0)
 
 
 def difference(a: float, b: float) -> float:

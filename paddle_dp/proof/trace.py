@@ -27,7 +27,7 @@ from paddle_dp.assembly.first_forward import user_frame
 from paddle_dp.assembly.initial import load_full
 from paddle_dp.axes.meta_init import size_of
 from paddle_dp.batch import Batch
-from paddle_dp.certificate.verified import facts_of, verdict_of
+from paddle_dp.certificate.verified import facts_of, verdict_record
 from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.data import Sampler
@@ -39,13 +39,13 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
-from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
+from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, trained_curve
 from paddle_dp.proof.record import Put
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.samples import evaluated_samples, first_samples
-from paddle_dp.proof.sides import failed_together
-from paddle_dp.proof.trace_files import Floors, Trace, Writer
+from paddle_dp.proof.sides import common_failure
+from paddle_dp.proof.trace_files import NoiseFloors, SheetWriter, Trace
 from paddle_dp.proof.watched import RunResults, RunSettings, WatchedRun
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
@@ -122,7 +122,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         except Exception as error:
             if isinstance(error, PaddleDPError) and not isinstance(error, TracingError):
                 raise
-            facts["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
+            facts["wide"] = common_failure(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("candidates", ())):
         side.replay(number, Path(folder), ranks, wide=facts["wide"] is None)
@@ -130,7 +130,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
     if not options.get("alone"):
-        facts["verdict"] = side.identity(full)
+        facts["verdict record"] = side.verdict_record(full)
     if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(facts))
     if options.get("rehearse"):
@@ -167,16 +167,16 @@ class RecordedSide:
         start = options.get("start")
         self.start: Checkpoint | None = None if start is None else load(Path(start), joined)
         after = None if self.start is None else progress_of(self.start)
-        self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined, after)
+        self.subset = first_samples(recipe, options["steps"], options["ranks"], joined, after)
         self.sampler = Sampler.for_dataset(
-            self.chosen.dataset, train.batch, seed=train.seed, drop_last=train.drop_last
+            self.subset.dataset, train.batch, seed=train.seed, drop_last=train.drop_last
         )
         self.run_settings = RunSettings(recipe.train.precision)
         self.alone = bool(options.get("alone", joined.ranks == 1))
-        splits = {"train": self.chosen, "test": evaluated_samples(recipe, options["ranks"], joined)}
+        splits = {"train": self.subset, "test": evaluated_samples(recipe, options["ranks"], joined)}
         read: dict[str, Any] = {"dataset": splits.__getitem__, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
-        read |= {"delivered": self.chosen.delivered}
+        read |= {"delivered": self.subset.delivered}
         self.assembly = TrainerBuilder(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.facts: dict[str, Any] = {}
@@ -196,7 +196,7 @@ class RecordedSide:
             draw(recipe_task.model)
             if recipe.load is not None:
                 load_full(recipe.load, recipe_task, self.mesh)
-            self.run_settings.noise.model(recipe_task.model)
+            self.run_settings.noise.change(recipe_task.model)
         return replace(recipe_task, compared=True)
 
     def learner(self) -> Learner:
@@ -207,19 +207,19 @@ class RecordedSide:
             restore(self.start, learner)
             seed_ranks(self.recipe.train.seed, self.mesh)  # both sides begin alike, in any layout
             if noisy is not None:
-                noisy.model(learner.model)
+                noisy.change(learner.model)
         if not self._fits:
             here = sum(p.size for _, p in learner.placed.named_parameters() if p._is_initialized())
             self._check_fits(self.parameters, self.mesh.gather(here))
             self._fits = True
         return learner
 
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """The identity of a verdict on this side, in the same form as a training's of the recipe. Collective."""
-        data, seed = self.chosen.dataset, recipe.train.seed
+    def verdict_record(self, recipe: Recipe) -> dict[str, Any]:
+        """The record of a verdict on this side, without the result: as of a training of `recipe`. Collective."""
+        data, seed = self.subset.dataset, recipe.train.seed
         read = data_of_main(data, seed, recipe.loader, self.mesh)
         samples = self.sampler.samples
-        return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": samples, "read": read}})
+        return verdict_record(facts_of(recipe, self.mesh), {"train": {"samples": samples, "read": read}})
 
     def _check_fits(self, parameters: int, parameters_by_rank: Sequence[int]) -> None:
         """Raises UsageError, on every rank, if one process, or ranks with `parameters_by_rank`, do not fit."""
@@ -244,12 +244,12 @@ class RecordedSide:
         def run(kind: noise.Noise | None) -> Curve:
             gc.collect()
             self.run_settings = RunSettings(precision, kind)
-            return train(self, self.learner(), None if kind is None else kind.order)
+            return trained_curve(self, self.learner(), None if kind is None else kind.order)
 
         gc.collect()
         learner = self.learner()
         with kinks(learner) as kinked:
-            plain = train(self, learner, None)
+            plain = trained_curve(self, learner, None)
         del learner
         dependence = find_dependence(run, plain, precision.dtype)
         self.facts["dependence"] = None if dependence is None else asdict(dependence)
@@ -263,7 +263,7 @@ class RecordedSide:
             yield from loader.read(0)
             return
         for start in sorted({0, loader.batches - 1}):
-            self.chosen.read.clear()  # drops samples that the loader read ahead
+            self.subset.read.clear()  # drops samples that the loader read ahead
             yield next(loader.read(0, start))
 
     def run(
@@ -271,7 +271,7 @@ class RecordedSide:
     ) -> None:
         """Does a run and, on one process, its runs with noise; `folder`: in place of the side's."""
         begun = time.perf_counter()
-        with Writer(folder or self.folder, name, self.mesh.rank) as sheet:
+        with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
             results = self._watch(name == "wide", sheet.put)
             seconds = time.perf_counter() - begun
@@ -281,27 +281,27 @@ class RecordedSide:
                 "rows": results.rows, "places": results.positions, "order": results.order, "recorded": results.recorded,
                 "apart": results.copy_groups, "amiss": results.divergence, "broken": results.broken, "seconds": seconds,
                 "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
-                "numbers": sheet.numbers, "rounded": results.rounded, "memory": results.memory,
+                "numbers": sheet.numbers, "rounded": results.rounded, "layer state": results.layer_state,
                 "evaluated": results.evaluated,
             }  # fmt: skip
             self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
             facts |= self._noise(name == "wide", sheet, results)
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
 
-    def _noise(self, wide: bool, sheet: Writer, results: RunResults) -> dict[str, Any]:
+    def _noise(self, wide: bool, sheet: SheetWriter, results: RunResults) -> dict[str, Any]:
         """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
         precision = self.run_settings.precision
         # The first update: with the initial weights, on a batch that counts.
         updated = results.recorded[0] if results.recorded else 1
-        floors, drift = Floors(sheet), []
+        floors, drift = NoiseFloors(sheet), []
         if self.mesh.ranks == 1:
-            kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
+            kinds = noise.kinds(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
             follows = self.run_settings.follows
             for kind in self._neutral(kinds):
                 self.run_settings = RunSettings(precision, kind, follows)
-                noisy = self._watch(wide, floors.put, None if wide or kind.long else updated)
+                noisy = self._watch(wide, floors.put, None if wide or kind.all_steps else updated)
                 floors.outputs(noisy.outputs)
-                drift += [noisy.rows] if kind.long and not wide else []
+                drift += [noisy.rows] if kind.all_steps and not wide else []
         return {"noise": floors.norms, "drift": drift}
 
     def _watch(self, wide: bool, put: Put, steps: int | None = None) -> RunResults:
@@ -326,6 +326,6 @@ class RecordedSide:
             if candidate is not None:
                 self.run_settings = RunSettings(precision)
                 gc.collect()
-                with Writer(self.folder / f"replay{number}", name, 0) as sheet:
+                with SheetWriter(self.folder / f"replay{number}", name, 0) as sheet:
                     replay(self.learner(), candidate, sheet.put, wide=name == "wide")
                     sheet.finish({})

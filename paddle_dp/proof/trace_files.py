@@ -27,7 +27,7 @@ MODEL_LAYER = "the model"  # the name of the layer that is the whole model
 
 
 class Key(NamedTuple):
-    """The name of an array: its kind, its step (from 1; 0: before the first), its tensor in the model."""
+    """A quantity of a side: its kind, its step (from 1; 0: before the first), its tensor in the model."""
 
     kind: str
     step: int
@@ -39,7 +39,8 @@ class Key(NamedTuple):
         return cls(kind, int(step), name)
 
 
-def key(kind: str, step: int, name: str) -> str:
+def key_of(kind: str, step: int, name: str) -> str:
+    """The key of the array of a quantity."""
     return f"{kind}|{step}|{name}"
 
 
@@ -56,8 +57,8 @@ def numbers_of(row: Mapping[str, Any]) -> list[str]:
 def number_key(name: str, step: int) -> str:
     """The key of a number of a step's row."""
     if name.startswith(SCORE):
-        return key("score", step, name.removeprefix(SCORE))
-    return key(name.replace("_", " "), step, "")
+        return key_of("score", step, name.removeprefix(SCORE))
+    return key_of(name.replace("_", " "), step, "")
 
 
 CHUNK = 2**22  # elements of an array in memory at once: 32 MB in float64
@@ -68,7 +69,7 @@ def chunks(size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
 
 
-class Store:
+class ArrayStore:
     """A file of arrays by name. Arrays are appended, and may be changed in place."""
 
     def __init__(self, path: Path, index: Mapping[str, Any] | None = None):
@@ -120,7 +121,7 @@ class Store:
             self._file.write(np.ascontiguousarray(flat).data.cast("B"))
 
 
-class Writer:
+class SheetWriter:
     """Writes a rank's sheet of a trace; arrays go to the disk at once.
 
     Use it in a `with` statement: after an error the file is removed.
@@ -130,10 +131,10 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{trace}.{rank}.json"
         self._cut: dict[str, Any] = {}
-        self.store = Store(self._path.with_suffix(".bin"))
+        self.store = ArrayStore(self._path.with_suffix(".bin"))
         self.numbers = 0  # in all shards
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> SheetWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -141,63 +142,66 @@ class Writer:
         if kind is not None:
             self._path.with_suffix(".bin").unlink()
 
-    def put(self, number: str, shard: TensorShard) -> None:
+    def put(self, key: str, shard: TensorShard) -> None:
         """Writes a shard of a whole tensor."""
         if shard.global_shape != shard.array.shape:
-            self._cut[number] = [list(shard.global_shape), list(shard.offset)]
+            self._cut[key] = [list(shard.global_shape), list(shard.offset)]
         self.numbers += shard.array.size
-        self.store.put(f"shard|{number}", shard.array)
+        self.store.put(f"shard|{key}", shard.array)
 
     def group(self, name: str, arrays: Arrays) -> None:
         """Writes further arrays by key."""
-        for number, array in arrays.items():
-            self.store.put(f"{name}|{number}", array)
+        for key, array in arrays.items():
+            self.store.put(f"{name}|{key}", array)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
         """Writes the facts and the index of the arrays, as JSON."""
         self._path.write_text(json.dumps({**facts, "cut": self._cut, "arrays": self.store.index}))
 
 
-class Floors:
-    """The floors of one run. Its sheet holds the quantities without noise, and gets the floors as the group "noise"."""
+class NoiseFloors:
+    """The largest distance of any run with noise from the plain run, of each element and of the 2-norm (`norms`).
 
-    def __init__(self, sheet: Writer):
+    The sheet holds the plain run's quantities, and gets the distances of their elements as the group "noise".
+    """
+
+    def __init__(self, sheet: SheetWriter):
         self._store = sheet.store
         self.norms: dict[str, float] = {}
 
-    def put(self, number: str, shard: TensorShard) -> None:
+    def put(self, key: str, shard: TensorShard) -> None:
         """Adds a quantity of a run with noise."""
-        self._fold("shard", number, shard.array)
+        self._fold("shard", key, shard.array)
 
     def outputs(self, outputs: Mapping[str, np.ndarray]) -> None:
         """Adds the outputs of the layers of a run with noise."""
-        for number, sums in outputs.items():
-            self._fold("output", number, sums)
+        for key, sums in outputs.items():
+            self._fold("output", key, sums)
 
     def _distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
         """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
         flat, squares = array.reshape(-1), 0.0
-        most = np.empty(flat.size, "float32")
+        distances = np.empty(flat.size, "float32")
         for start, stop in chunks(flat.size):
             differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
-            most[start:stop] = differences
+            distances[start:stop] = differences
             squares += float(differences.dot(differences))
-        return float(np.sqrt(squares)), most
+        return float(np.sqrt(squares)), distances
 
-    def _fold(self, group: str, number: str, array: np.ndarray) -> None:
+    def _fold(self, group: str, key: str, array: np.ndarray) -> None:
         """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
-        base = f"{group}|{number}"
+        base = f"{group}|{key}"
         if base not in self._store or self._store.shape(base) != array.shape:
             return
-        norm, most = self._distance(base, array)
-        self.norms[number] = max(self.norms.get(number, 0.0), norm)
-        name = f"noise|{number}"
+        norm, largest = self._distance(base, array)
+        self.norms[key] = max(self.norms.get(key, 0.0), norm)
+        name = f"noise|{key}"
         if name not in self._store:
-            self._store.put(name, most.reshape(array.shape))
+            self._store.put(name, largest.reshape(array.shape))
             return
-        for start, stop in chunks(most.size):
+        for start, stop in chunks(largest.size):
             before = self._store.read(name, start, stop)
-            self._store.change(name, start, np.maximum(before, most[start:stop]))
+            self._store.change(name, start, np.maximum(before, largest[start:stop]))
 
 
 @dataclass
@@ -209,21 +213,21 @@ class Sheet:
 
     def __post_init__(self) -> None:
         self.facts = json.loads(self.path.read_text())
-        self._store = Store(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
+        self._store = ArrayStore(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""
         return (n.removeprefix(f"{name}|") for n in self._store.index if n.startswith(f"{name}|"))
 
-    def has(self, group: str, number: str) -> bool:
-        return f"{group}|{number}" in self._store
+    def has(self, group: str, key: str) -> bool:
+        return f"{group}|{key}" in self._store
 
-    def array(self, group: str, number: str) -> np.ndarray:
-        return self._store.get(f"{group}|{number}")
+    def array(self, group: str, key: str) -> np.ndarray:
+        return self._store.get(f"{group}|{key}")
 
-    def box(self, number: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
+    def box(self, key: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
         """The box of a shard in the whole tensor, and that tensor's shape."""
-        shape, offset = self.facts["cut"].get(number, (array.shape, (0,) * array.ndim))
+        shape, offset = self.facts["cut"].get(key, (array.shape, (0,) * array.ndim))
         return Box(tuple(offset), array.shape), tuple(shape)
 
 
@@ -248,47 +252,45 @@ class Trace:
     def _holders(self) -> dict[str, list[Sheet]]:
         holders: dict[str, list[Sheet]] = {}
         for sheet in self.sheets:
-            for number in sheet.group("shard"):
-                holders.setdefault(number, []).append(sheet)
+            for key in sheet.group("shard"):
+                holders.setdefault(key, []).append(sheet)
         return holders
 
     @property
     def keys(self) -> set[str]:
         return set(self._holders)
 
-    def array(self, number: str) -> np.ndarray:
+    def array(self, key: str) -> np.ndarray:
         """A whole quantity in float64. Raises ValueError if a part of it is missing on all ranks."""
-        arrays = [(sheet, sheet.array("shard", number)) for sheet in self._holders[number]]
-        boxes = [sheet.box(number, array) for sheet, array in arrays]
+        arrays = [(sheet, sheet.array("shard", key)) for sheet in self._holders[key]]
+        boxes = [sheet.box(key, array) for sheet, array in arrays]
         shape = boxes[0][1]
         if boxes[0][0] == full_box(shape):
             return arrays[0][1].astype("float64", copy=False)
         takes, missing = assemble(full_box(shape), [box for box, _ in boxes])
         if missing:
-            raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
+            raise ValueError(f"{key}: no rank wrote {missing[0]} of {list(shape)}")
         result = np.zeros(shape, "float64")
         for index, box in takes:
             result[box.slices] = arrays[index][1][box.inside(boxes[index][0])]
         return result
 
-    def cut(self, number: str) -> bool:
+    def cut(self, key: str) -> bool:
         """Whether ranks hold slices of the quantity."""
-        return any(number in sheet.facts["cut"] for sheet in self._holders[number])
+        return any(key in sheet.facts["cut"] for sheet in self._holders[key])
 
-    def copies(self, number: str) -> dict[int, np.ndarray]:
+    def copies(self, key: str) -> dict[int, np.ndarray]:
         """By rank: the copies that differ; empty if all are equal."""
         return {
-            rank: sheet.array("copy", number)
-            for rank, sheet in enumerate(self.sheets)
-            if sheet.has("copy", number)
+            rank: sheet.array("copy", key) for rank, sheet in enumerate(self.sheets) if sheet.has("copy", key)
         }
 
-    def rounded(self, number: str) -> float:
+    def rounded(self, key: str) -> float:
         """The bound of the ranks' rounding error in a gradient, as a 2-norm, or in the gradient norm: the sum of their
         bounds, 0 without rounding."""
-        quantity, lost = Key.read(number), self._lost
+        quantity, lost = Key.read(key), self._lost
         if quantity.kind != "gradient norm":
-            return lost.get(number, 0.0)
+            return lost.get(key, 0.0)
         step = ("gradient", quantity.step)
         return sum(bound**2 for n, bound in lost.items() if Key.read(n)[:2] == step) ** 0.5
 
@@ -296,11 +298,11 @@ class Trace:
     def _lost(self) -> dict[str, float]:
         lost: dict[str, float] = {}
         for sheet in self.sheets:
-            for number, rank_lost in sheet.facts.get("rounded", {}).items():
-                lost[number] = lost.get(number, 0.0) + rank_lost
+            for key, rank_lost in sheet.facts.get("rounded", {}).items():
+                lost[key] = lost.get(key, 0.0) + rank_lost
         return lost
 
-    def noise(self, number: str) -> tuple[np.ndarray, float] | None:
+    def noise(self, key: str) -> tuple[np.ndarray, float] | None:
         """One process's floors: the largest distance of each element, and of the 2-norm, in its runs with noise."""
         norms = self.facts.get("noise", {})
-        return (self.sheets[0].array("noise", number), norms[number]) if number in norms else None
+        return (self.sheets[0].array("noise", key), norms[key]) if key in norms else None

@@ -1,4 +1,7 @@
-"""The verdict on two sides: same, different or failed; the first difference, the smallest visible fault, omissions."""
+"""The verdict on two sides: same, different, proves nothing or failed, and the sentences that the screen shows of it.
+
+The sentences name the first difference, the smallest visible fault, and the quantities that could not be compared.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,20 @@ import numpy as np
 from paddle_dp.mesh.degrees import MODEL_AXES
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import TraceComparison
-from paddle_dp.proof.first_difference import FirstDifference, Search
+from paddle_dp.proof.first_difference import DifferenceSearch, FirstDifference
 from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
-from paddle_dp.proof.tolerance import BEYOND, VISIBLE, is_same
+from paddle_dp.proof.tolerance import ROUNDING_BOUND, VISIBLE_FAULT, is_same
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
 from paddle_dp.text import and_more
 
-# Exit statuses. FAILED also means a side that did not run, REFUSED a side that cannot (proof.sides).
+# Exit statuses. FAILED also means a side that did not run (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
 
 
 @dataclass
 class Verdict:
-    """Compares `reference`, one process, and `candidate`, the ranks: `same`, or a `first_difference`; `sentences` for
-    the screen."""
+    """The verdict on `reference`, one process, and `candidate`, the ranks, by comparing their traces and steps."""
 
     reference: Side
     candidate: Side
@@ -34,8 +36,8 @@ class Verdict:
     def __post_init__(self) -> None:
         self.wide = _compare_traces(self.reference, self.candidate, "wide")
         turns = self.reference.facts.get("kinks") != [] and (self.wide is None or self.wide.same)
-        truth = None if self.wide is None else self.wide.reference
-        native = _compare_traces(self.reference, self.candidate, "own", truth, turns)
+        float64_trace = None if self.wide is None else self.wide.reference
+        native = _compare_traces(self.reference, self.candidate, "own", float64_trace, turns)
         assert native is not None, "a side without the recipe's own steps was not finished"
         self.native = native
         farthest = max([1.0, *native.turned.values()])
@@ -43,7 +45,7 @@ class Verdict:
 
     @property
     def comparisons(self) -> list[TraceComparison]:
-        """In float64, where both sides have it, and in the recipe's precision."""
+        """The comparisons in float64, if both sides have it, and in the recipe's precision."""
         return [*([] if self.wide is None else [self.wide]), self.native]
 
     @property
@@ -57,13 +59,13 @@ class Verdict:
             return DIFFERENT
         if self.failed is not None:
             return FAILED
-        proven = self.proves and self.insensitive is None and self.steps.ended is None
+        proven = self.learned and self.insensitive is None and self.steps.ended is None
         return SAME if proven else PROVES_NOTHING
 
     @property
     def label(self) -> str:
-        """The verdict in a word or two, of `same`, `same at first`, `different`, `proves nothing` and `failed`."""
-        if self.status == PROVES_NOTHING and self.proves and self.insensitive is None:
+        """The verdict in a word or two: `same`, `same at first`, `different`, `proves nothing` or `failed`."""
+        if self.status == PROVES_NOTHING and self.learned and self.insensitive is None:
             return "same at first"
         return {SAME: "same", DIFFERENT: "different", PROVES_NOTHING: "proves nothing", FAILED: "failed"}[
             self.status
@@ -71,7 +73,7 @@ class Verdict:
 
     @property
     def failed(self) -> str | None:
-        """The reason why one side failed in float64, if the other one did not; else None."""
+        """A sentence if one side failed in float64 and the other one did not; else None."""
         if (self.reference.failed is None) == (self.candidate.failed is None):
             return None
         reference, candidate = "one process", f"{self.candidate.ranks} ranks"
@@ -81,45 +83,46 @@ class Verdict:
     @cached_property
     def _alike(self) -> bool:
         traces_agree = all(comparison.same for comparison in self.comparisons)
-        return traces_agree and self.steps.same and not self._samples
+        return traces_agree and self.steps.same and not self._sample_difference
 
     @cached_property
-    def proves(self) -> bool:
+    def learned(self) -> bool:
         """Whether one process learned anything in the recipe's precision: some gradient is finite and not zero, and
         some weight changed while the numbers were finite."""
         ended = self.steps.ended
         if ended is not None and ended.number == 1:
             return False
-        return self._learns("gradient") and (self._learns("update") or self.steps.moved)
+        return self._has("gradient") and (self._has("update") or self.steps.moved)
 
     @cached_property
     def insensitive(self) -> tuple[str, float] | None:
-        """The worst parameter for which a fault of VISIBLE of its gradient on one rank would not show, and the smallest
-        fault that would. Judged in float64, or in the recipe's precision if not compared there."""
+        """The least sensitive parameter and the smallest fault of its gradient on one rank that would show, if that is
+        above VISIBLE_FAULT; else None. Judged in float64, or in the recipe's precision if not compared there."""
         shows = {**self.native.shows, **(self.wide.shows if self.wide is not None else {})}
         name = max(shows, key=lambda name: shows[name], default=None)
-        if name is None or shows[name] * self.candidate.ranks <= VISIBLE:
+        if name is None or shows[name] * self.candidate.ranks <= VISIBLE_FAULT:
             return None
         return name, shows[name] * self.candidate.ranks
 
-    def _learns(self, kind: str) -> bool:
+    def _has(self, kind: str) -> bool:
+        """Whether any number of this kind is finite and not zero on one process."""
         trace = self.native.reference
-        arrays = (trace.array(number) for number in trace.keys if Key.read(number).kind == kind)
+        arrays = (trace.array(key) for key in trace.keys if Key.read(key).kind == kind)
         return any(bool(np.any(np.isfinite(array) & (array != 0))) for array in arrays)
 
     @cached_property
-    def _samples(self) -> FirstDifference | None:
-        return Search(self.native, self.candidate.axes).samples()
+    def _sample_difference(self) -> FirstDifference | None:
+        return DifferenceSearch(self.native, self.candidate.axes).samples()
 
     @cached_property
-    def unlike_memory(self) -> str | None:
-        """A sentence on state outside the weights that changes differently on ranks than on one process, or between
-        ranks; None if there is none."""
+    def layer_state_difference(self) -> str | None:
+        """A sentence on the first state outside the weights that changes differently on some rank; None without one."""
         for comparison in self.comparisons:
-            reference, sheets = comparison.reference.facts.get("memory", {}), comparison.candidate.sheets
+            reference, sheets = comparison.reference.facts.get("layer state", {}), comparison.candidate.sheets
             groups = [[sheet.facts["coords"].get(axis) for axis in MODEL_AXES] for sheet in sheets]
-            candidate = [sheet.facts.get("memory", {}) for sheet in sheets]
-            difference = diagnose.memory(reference, candidate, groups, BEYOND.get(comparison.dtype, 2.0**-3))
+            candidate = [sheet.facts.get("layer state", {}) for sheet in sheets]
+            close = ROUNDING_BOUND.get(comparison.dtype, 2.0**-3)
+            difference = diagnose.layer_state(reference, candidate, groups, close)
             known = any(sentence.startswith("buffer ") for sentence in self.candidate.differences)
             if difference is not None and not (known and difference.startswith("buffer ")):
                 return difference
@@ -131,8 +134,8 @@ class Verdict:
         if self._alike:
             return None
         for comparison in self.comparisons:
-            difference = Search(comparison, self.candidate.axes, guesses=not self._cause_is_known).first()
-            if difference is not None:
+            search = DifferenceSearch(comparison, self.candidate.axes, guesses=not self._cause_is_known)
+            if (difference := search.first()) is not None:
                 return difference
         late = next((step for step in self.steps.steps if not is_same(step.r)), None)
         if late is not None:
@@ -144,19 +147,18 @@ class Verdict:
 
     @property
     def _cause_is_known(self) -> bool:
-        return bool(
-            self.reference.facts.get("dependence") or self.unlike_memory or self.candidate.differences
-        )
+        dependence = self.reference.facts.get("dependence")
+        return bool(dependence or self.layer_state_difference or self.candidate.differences)
 
     @property
     def r(self) -> float:
         """The largest of all judged distances, in units of one process's noise."""
-        distances = [row.worst.r for comparison in self.comparisons for row in comparison.rows]
-        return max([*distances, *(step.r for step in self.steps.steps), self.steps.weights.r])
+        by_kind = [summary.worst.r for comparison in self.comparisons for summary in comparison.summaries]
+        return max([*by_kind, *(step.r for step in self.steps.steps), self.steps.weights.r])
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences for the screen: the smallest visible fault, omissions, and last the verdict."""
+        """The sentences for the screen; the last one begins with the verdict in capitals."""
         return list(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -180,7 +182,7 @@ class Verdict:
                 f"FAILED: {self.failed.rstrip('.')}. In {self.native.dtype} both learn the same, as far as its "
                 "rounding shows."
             )
-        elif not self.proves:
+        elif not self.learned:
             yield self._nothing()
         elif self.insensitive is not None:
             yield self._too_noisy(*self.insensitive)
@@ -200,33 +202,38 @@ class Verdict:
 
     def _nothing(self) -> str:
         broken = self.steps.broken
-        why = "no gradient, or no update that moves a weight"
-        ask = "Is everything frozen, or the learning rate 0?"
+        reason = "no gradient, or no update that moves a weight"
+        advice = "Is everything frozen, or the learning rate 0?"
         if all(step.empty for step in self.steps.steps):
-            why, ask = "nothing counts for the loss", "Look at the batch, its micro-batches and the targets."
+            reason = "nothing counts for the loss"
+            advice = "Look at the batch, its micro-batches and the targets."
         elif broken is not None:
-            why = f"its numbers are not finite from step {broken.number}"
-            ask = "Look at the data, the loss and the learning rate."
-        return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
+            reason = f"its numbers are not finite from step {broken.number}"
+            advice = "Look at the data, the loss and the learning rate."
+        return (
+            f"PROVES NOTHING: nothing was learned on one process in these steps ({reason}), so nothing is proven. "
+            f"{advice}"
+        )
 
     def _too_noisy(self, name: str, shows: float) -> str:
         dtype = self.native.dtype if self.wide is None or name not in self.wide.shows else "float64"
-        ask = "Find out what amplifies rounding so much (a smaller model of the same layers may tell)."
+        advice = "Find out what amplifies rounding so much (a smaller model of the same layers may tell)."
         if dtype != "float64":
-            ask = (
+            advice = (
                 "Let the model's code run in float64, which is compared where it can be, or take fewer ranks."
             )
         return (
             f"PROVES NOTHING: in {dtype} the gradient of {name} is so noisy on one process that only a fault above "
-            f"{_percent(shows)} of it on one rank would show, and SAME requires that one of {_percent(VISIBLE)} does. "
-            f"{ask}"
+            f"{_percent(shows)} of it on one rank would show, and SAME requires that one of {_percent(VISIBLE_FAULT)} "
+            f"does. {advice}"
         )
 
     def _at_first(self, ended: Step) -> str:
-        both, before = self._sides(ended), ended.number - 1
+        last = ended.number - 1
         return (
-            f"SAME up to step {before}: from step {ended.number} on the numbers are not finite {both}, and nothing "
-            f"could be compared. Look at the data, the loss and the learning rate; --steps {before} compares those."
+            f"SAME up to step {last}: from step {ended.number} on the numbers are not finite {self._sides(ended)}, and "
+            "nothing could be compared. Look at the data, the loss and the learning rate; "
+            f"--steps {last} compares those."
         )
 
     def _sides(self, step: Step) -> str:
@@ -237,20 +244,20 @@ class Verdict:
 
     def _limits(self, ranks: int) -> Iterator[str]:
         if self.wide is None and self.failed is None:
-            why = self.reference.failed or self.candidate.failed or "it was not asked for"
-            yield f"Not compared in float64: {why}. So rounding hides more than it would there."
+            reason = self.reference.failed or self.candidate.failed or "it was not asked for"
+            yield f"Not compared in float64: {reason}. So rounding hides more than it would there."
         for comparison in self.comparisons:
             is_repeated = comparison is not self.wide and self.wide and comparison.dtype == "float64"
             if comparison.noise and not is_repeated:
-                more = f", and {self.candidate.rounds_to}'s rounding" if comparison.rounded else ""
+                rounding = f", and {self.candidate.rounds_to}'s rounding" if comparison.rounded else ""
                 fault = f"a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient"
                 yield (
                     f"In {comparison.dtype} {fault} on one rank would show (8 × the noise of one process × ranks"
-                    f"{more}, median over parameters)."
+                    f"{rounding}, median over parameters)."
                 )
 
     def _dependence(self) -> Iterator[str]:
-        """A sentence if one process learns something else in another order, or in another run."""
+        """A sentence if one process learns something else from samples in another order, or in a second run."""
         dependence = self.reference.facts.get("dependence")
         if dependence is None:
             return
@@ -275,13 +282,13 @@ class Verdict:
     def _left_out(self) -> Iterator[str]:
         prefix = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
         yield from (f"{prefix}: {sentence}." for sentence in self.candidate.differences)
-        if self.unlike_memory is not None:
+        if self.layer_state_difference is not None:
             yield (
-                f"{prefix}: {self.unlike_memory}: state that layers keep outside their weights is not shared between "
-                "ranks. Compute it from the weights, or give up keeping it; a mean over samples is a BatchNorm's work "
-                "(sync_batch_norm)."
+                f"{prefix}: {self.layer_state_difference}: state that layers keep outside their weights is not shared "
+                "between ranks. Compute it from the weights, or give up keeping it; a mean over samples is a "
+                "BatchNorm's work (sync_batch_norm)."
             )
-        noisy = {f.key.name: f.undetermined for f in (self.wide or self.native).without_gradient}
+        noisy = {d.quantity.name: d.undetermined for d in (self.wide or self.native).without_gradient}
         if noisy:
             names = [
                 n if fraction > 0.999 else f"{fraction:.0%} of {n}" for n, fraction in list(noisy.items())[:3]
@@ -350,17 +357,18 @@ class Verdict:
 
 
 def compare_sides(reference: Side, candidate: Side) -> Verdict:
-    """Compares two sides of a proof.sides.Comparison; `reference.candidates` must contain `candidate`."""
+    """The verdict on two sides of one `sides.SideRunner`; `reference.candidates` must contain `candidate`."""
     return Verdict(reference, candidate)
 
 
 def _compare_traces(
-    reference: Side, candidate: Side, name: str, truth: Trace | None = None, turns: bool = False
+    reference: Side, candidate: Side, name: str, float64_trace: Trace | None = None, turns: bool = False
 ) -> TraceComparison | None:
+    """The comparison of the sides' traces of this name; None if one side has none."""
     a, b = (reference.followed(candidate, name) or reference.trace(name)), candidate.trace(name)
     if a is None or b is None:
         return None
-    return TraceComparison(a, b, truth, reference.replayed(candidate, name), turns=turns)
+    return TraceComparison(a, b, float64_trace, reference.replayed(candidate, name), turns=turns)
 
 
 def _percent(fraction: float) -> str:

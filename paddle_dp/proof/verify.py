@@ -1,4 +1,4 @@
-"""`paddle-dp verify`: runs both sides in real processes, compares them, prints the tables and the verdict."""
+"""`paddle-dp verify`: runs both sides in real processes, compares them, prints the tables and keeps the verdict."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paddle_dp.checkpoint.folder import find_at
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.proof.rehearsed import Rehearsals, sentence
+from paddle_dp.proof.rehearsed import RehearsalComparison, rehearsal_sentence
 from paddle_dp.proof.report import as_json, show
-from paddle_dp.proof.sides import Comparison
+from paddle_dp.proof.sides import SideRunner
 from paddle_dp.proof.verdict import DIFFERENT, compare_sides
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import plural
@@ -50,48 +50,48 @@ def verify(  # noqa: PLR0913 - the options of the command
     in a model or a loss is reported once; then the ranks, so that an impossible layout costs no more.
     """
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
-    batch_shares = recipe.strategy.config.batch_chunks
+    strategy = recipe.strategy.config
+    batch_shares = strategy.batch_chunks
     if ranks * batch_shares < 2 or steps < 1:
         raise UsageError(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
-    strategy = recipe.strategy.config
-    if not strategy.compared_by_step and (why := strategy.not_promised(recipe)):
-        raise UsageError(f"nothing was compared: {why}")
+    if not strategy.compared_by_step and (reason := strategy.not_promised(recipe)):
+        raise UsageError(f"nothing was compared: {reason}")
     start = None if at is None else _checkpoint(at, recipe.folder)
     with (
         nullcontext() if as_text else _nothing_on_stdout(),
         scratch_folder("paddle-dp-verify-") as scratch,
         WaitingRanks() as waiting,
     ):
-        comparison = Comparison(
+        runner = SideRunner(
             Path(path), tuple(overrides), steps, ranks * batch_shares, scratch, rehearse=rehearse, waiting=waiting,
             start=start,
         )  # fmt: skip
-        comparison.first_forward()
+        runner.first_forward()
         _announce(steps, ranks, start)
-        candidate = comparison.run_candidate(ranks)
+        candidate = runner.run_candidate(ranks)
         _announce(steps, 1, start)
-        verdict = compare_sides(comparison.run_reference([candidate]), candidate)
+        verdict = compare_sides(runner.run_reference([candidate]), candidate)
         difference = None
         if rehearse:
-            difference = Rehearsals.read(
+            difference = RehearsalComparison.read(
                 verdict.reference.rehearsed(candidate), candidate.folder, ranks
             ).first_difference()
-        result = as_json(recipe, verdict, time.perf_counter() - begun)
+        report = as_json(recipe, verdict, time.perf_counter() - begun)
         status = verdict.status if difference is None else DIFFERENT
     if as_text:
         show(recipe, verdict, time.perf_counter() - begun)
         if rehearse:
-            print(sentence(difference, ranks, candidate.rounds_to))
+            print(rehearsal_sentence(difference, ranks, candidate.rounds_to))
     else:
         more = {"rehearsal": None if difference is None else asdict(difference)} if rehearse else {}
-        print(json.dumps(result | more, indent=2))
+        print(json.dumps(report | more, indent=2))
     if at is None or status:  # later steps alone prove no training from its start
         from paddle_dp.certificate import verified  # imports paddle, which decides OpenMP's settings
 
-        facts = candidate.facts["verdict"] | {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
-        if line := verified.keep(recipe, status, facts):
+        result = {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
+        if line := verified.keep(recipe, status, candidate.facts["verdict record"] | result):
             print(line, file=sys.stderr, flush=True)
     return status
 

@@ -19,11 +19,11 @@ from paddle_dp.learner import Learner
 from paddle_dp.learner.memory import MemoryMeter
 from paddle_dp.mesh import Mesh
 from paddle_dp.proof import noise
-from paddle_dp.proof.layer_state import Memory
+from paddle_dp.proof.layer_state import LayerStateChanges
 from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put
-from paddle_dp.proof.replay import give, meet_bound
-from paddle_dp.proof.samples import Chosen, reads_global_batches, take_first
-from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
+from paddle_dp.proof.replay import meet_bound, set_gradients
+from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, take_first
+from paddle_dp.proof.trace_files import SCORE, Trace, key_of, number_key, numbers_of
 from paddle_dp.recipe import Precision
 from paddle_dp.train.evaluate import evaluate
 
@@ -78,11 +78,11 @@ class RunSettings:
     follows: Trace | None = None
 
 
-class Watchable(Protocol):
-    """The side that a run belongs to, as the run uses it."""
+class WatchedSide(Protocol):
+    """The side that a run belongs to: `trace.RecordedSide`, which runs it."""
 
     run_settings: RunSettings
-    chosen: Chosen
+    subset: RecordedSubset
     alone: bool
     options: dict[str, Any]
     facts: dict[str, Any]
@@ -100,7 +100,7 @@ class Watchable(Protocol):
 
 @dataclass
 class RunResults:
-    """The results of a run, except the quantities that were passed on."""
+    """The results of a run without its quantities, which are passed on at once."""
 
     # By step: loss, gradient norm and scores, None where they were not read; shares.
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -114,7 +114,8 @@ class RunResults:
     copy_groups: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
-    memory: dict[int, dict[str, Any]] = field(default_factory=dict)  # by step: changes outside the weights
+    # By step: changes of the layers' state outside their weights.
+    layer_state: dict[int, dict[str, Any]] = field(default_factory=dict)
     evaluated: int = 0  # held-out samples
     # The dtype to which ranks round their gradients, and by key the bound of this rank's rounding error.
     rounds_to: str | None = None
@@ -124,18 +125,16 @@ class RunResults:
 class WatchedRun:
     """One run of a side with a new learner, in float64 if `wide`; it passes its quantities to `put`."""
 
-    def __init__(self, side: Watchable, wide: bool, put: Put):
+    def __init__(self, side: WatchedSide, wide: bool, put: Put):
         self.side, self.mesh, self.wide, self.put = side, side.mesh, wide, put
         self.noise = side.run_settings.noise
         self.order_of = self.noise.order if self.noise is not None else None
         self.learner = side.learner()
         if not wide:
             make_late(self.learner, side.assembly.setup.seed)
-        self._metrics: dict[str, float] = {}  # of the current update
-        self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         rounds_to, follows = self.learner.exchange.rounds_to, side.run_settings.follows
         self.every = wide or rounds_to is not None or follows is not None
-        self.recorder = ProofRecorder(self.learner, put, self.noise is None, self._follow)
+        self.recorder = ProofRecorder(self.learner, put, self.noise is None, self._before_update)
         self.hooks = OutputHooks(self.learner) if wide or self.noise is None else None
         self.results = RunResults(
             recorded=self.recorder.recorded, copy_groups=self.recorder.copy_groups, copies=self.recorder.copies,
@@ -143,7 +142,7 @@ class WatchedRun:
         )  # fmt: skip
         measures_memory = side.options.get("measure_memory") and not wide
         self.memory_meter = MemoryMeter(self.learner) if measures_memory else None
-        self.memory: Memory | None = None
+        self.layer_state: LayerStateChanges | None = None
         self._reads: list[list[int]] = []  # by step: the samples that this rank read
 
     def run(self, steps: int | None) -> RunResults:
@@ -152,11 +151,11 @@ class WatchedRun:
         if self.noise is None:
             self.recorder.initial()
             self.learner.runner.draws.watch_on()
-            self.memory = Memory(self.learner)
-            self.results.memory = self.memory.steps
+            self.layer_state = LayerStateChanges(self.learner)
+            self.results.layer_state = self.layer_state.by_step
         if not self.wide:
             self._probe()
-        self.side.chosen.read.clear()
+        self.side.subset.read.clear()
         with self.learner.training():
             for step, batch in enumerate(self.side.batches(self.wide), start=1):
                 self._learn(step, batch)
@@ -193,8 +192,7 @@ class WatchedRun:
             return
         self.results.evaluated = evaluation.samples
         for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
-            number = key("evaluation", step, name)
-            self.put(number, TensorShard.full(number, np.array([value], "float64")))
+            self._put_number(key_of("evaluation", step, name), value)
 
     def _probe(self) -> None:
         """Records the gradients of further batches with the initial weights; the first batch is step 1's."""
@@ -206,22 +204,17 @@ class WatchedRun:
         """Passes on the losses, gradient norms and scores of the steps that were read."""
         for step, row in enumerate(self.results.rows, start=1):
             for name in numbers_of(row):
-                number = number_key(name, step)
-                self.put(number, TensorShard.full(number, np.array([row[name]], "float64")))
+                self._put_number(number_key(name, step), row[name])
 
-    def _follow(self, step: int) -> None:
-        """Changes the gradients between backward and an update, where the run asks for it."""
+    def _put_number(self, key: str, number: float) -> None:
+        self.put(key, TensorShard.full(key, np.array([number], "float64")))
+
+    def _before_update(self, step: int) -> None:
+        """Changes the gradients between backward and an update, if the run has to."""
         if self.wide:
             meet_bound(self.learner, step)
         if self.side.run_settings.follows is not None:
-            give(self.learner, step, self.side.run_settings.follows)
-
-    def _keeping(self, metrics: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-        def keep_metrics(*arguments: Any) -> dict[str, float]:
-            self._metrics = metrics(*arguments)
-            return self._metrics
-
-        return keep_metrics
+            set_gradients(self.learner, self.side.run_settings.follows, step)
 
     def _learn(self, step: int, batch: Batch) -> None:
         """Does one step. Records every step in float64 or if ranks round, else only the first one with an update."""
@@ -230,18 +223,18 @@ class WatchedRun:
         sampler = self.side.assembly.train_loader.sampler
         cuts, before = sampler.cuts(batch.samples), int(sampler.with_previous)
         if reads_global_batches(self.side.assembly.setup, self.mesh):
-            every = take_first(self.side.chosen.read, batch.samples)
+            every = take_first(self.side.subset.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
-            numbers = take_first(self.side.chosen.read, sum(n + before for n in rows))
+            numbers = take_first(self.side.subset.read, sum(n + before for n in rows))
             read = _counting(numbers, rows, counted, before)
         self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
-        # Most updates of a training are not read; one process reads all, for the comparison.
+        # The numbers of most updates of a training are not read; one process reads all, for the comparison.
         reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
         with self.hooks or nullcontext():
             metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
-        if self.memory is not None:
-            self.memory.look(step)
+        if self.layer_state is not None:
+            self.layer_state.record(step)
         self.results.positions[step] = [position for start, stop in cuts for position in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.take(rows, counted), _back(counted, self.order_of))
@@ -269,7 +262,8 @@ class WatchedRun:
         if bad:
             self.results.broken[step] = min(bad, key=self.results.order.index)
         if self.wide:
-            self.results.outputs |= {key("output", step, name): sums[back] for name, sums in outputs.items()}
+            for name, sums in outputs.items():
+                self.results.outputs[key_of("output", step, name)] = sums[back]
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int], before: int) -> list[int]:

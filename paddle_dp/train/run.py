@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Proof:
-    """The proof of a run. `verdict`: the key of `paddle-dp verify`'s verdict on just this training, or None;
-    `sentence`: the verdict in words, or how to get one."""
+    """The proof of a run, as far as there is one. `verdict_key`: of the kept verdict of `paddle-dp verify` on just this
+    training, or None; `sentence`: the verdict in words, or the command that gives one."""
 
     sentence: str
-    verdict: str | None = None
+    verdict_key: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from paddle_dp.audit.events import (
     Seeded,
     Stepped,
 )
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.judges.evaluation import evaluation
 from paddle_dp.audit.judges.gradients import Update, judge
 from paddle_dp.audit.judges.randomness import randomness
@@ -326,8 +326,8 @@ def test_an_evaluation_that_the_audit_cut_off_is_not_blamed_for_what_would_have_
 
 @pytest.mark.parametrize("reason", ["limit", "script"])
 def test_an_evaluation_after_the_audits_end_is_not_called_absent(record, reason):
-    looked = evaluation(record([Ended(reason=reason)], [Ended(reason=reason)])).looked
-    assert ("the audit ended the script after two epochs" in looked) == (reason == "limit")
+    coverage = evaluation(record([Ended(reason=reason)], [Ended(reason=reason)])).coverage
+    assert ("the audit ended the script after two epochs" in coverage) == (reason == "limit")
 
 
 def test_a_mean_of_means_in_evaluation_has_both_numbers(record):
@@ -393,7 +393,7 @@ def outcome(*severities, failure=""):
         AuditFinding(rule="r", severity=s, what="w", evidence="e", where="t.py:1", remedy="d")
         for s in severities
     )
-    return AuditResult("t.py", 2, 3, (Section("samples", "looked", found),), failure)
+    return AuditResult("t.py", 2, 3, (ReportSection("samples", "looked", found),), failure)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run, trainer: Any) ->
 def test_one_process_s_result_is_said_with_its_proof_alone(run: Run, trainer: Any) -> None:
     """Whatever a training knows of itself, it claims nothing."""
     trainer.facts, mesh = ["same global batches", "unrounded gradients"], Mesh(ranks=2)
-    proof = Proof("verified on 2 ranks, 23 Nov 2026", verdict="0123")
+    proof = Proof("verified on 2 ranks, 23 Nov 2026", verdict_key="0123")
     for told, line in ((proof, "verified on 2 ranks, 23 Nov 2026"), (Proof("nobody has"), "nobody has")):
         proven = dataclasses.replace(
             run, mesh=mesh, recipe=recipe_with("data_parallel"), proof=lambda t=told: t

@@ -14,8 +14,8 @@ from paddle_dp.certificate.certificate import (
     CertificateWriter,
     add_saved,
     attempt_of,
-    digests_are,
     go_back,
+    has_digests,
     read,
     saves,
 )
@@ -57,8 +57,8 @@ def test_a_resume_on_other_ranks_goes_on_with_it(recipe, tmp_path):
     assert second["weights"] == first["saved"][0]["model"] != first["weights"]  # of one rank, and of two
     assert second["resumed"].endswith("step-00000002") and second["changes"]
     assert list(saves(content)) == [2, 4, 6] and attempt_of(content, 3) is second
-    assert digests_are(load(out / "checkpoints" / "step-00000006"), saves(content)[6])
-    assert not digests_are(load(out / "checkpoints" / "step-00000006"), saves(content)[4])
+    assert has_digests(load(out / "checkpoints" / "step-00000006"), saves(content)[6])
+    assert not has_digests(load(out / "checkpoints" / "step-00000006"), saves(content)[4])
 
 
 @pytest.mark.long
@@ -67,7 +67,7 @@ def test_every_layout_begins_with_the_same_weights(recipe, tmp_path):
     assert len({content["attempts"][0]["weights"] for content in found.values()}) == 1
     for ranks, content in found.items():
         for step, saved in saves(content).items():
-            assert digests_are(load(tmp_path / str(ranks) / "checkpoints" / f"step-{step:08d}"), saved)
+            assert has_digests(load(tmp_path / str(ranks) / "checkpoints" / f"step-{step:08d}"), saved)
 
 
 def attempt(begin: int, end: int, *steps: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_p
     add_saved(content, path, tmp_path / "another")
     assert list(saves(content)) == []
     add_saved(content, path, tmp_path)
-    assert digests_are(load(path), saves(content)[6]) and content["attempts"][0]["to"] == 6
+    assert has_digests(load(path), saves(content)[6]) and content["attempts"][0]["to"] == 6
     known = json.dumps(content)
     add_saved(content, path, tmp_path)
     assert json.dumps(content) == known
@@ -139,4 +139,4 @@ def test_an_attempt_that_failed_before_its_first_checkpoint_is_kept(tmp_path):
     ):
         content["attempts"][0]["why"] = why
         path.write_text(json.dumps({**content, "digest": certificate.seal(content)}))
-        assert CertificateWriter(run)._before() == (content if kept else {})  # type: ignore[arg-type]
+        assert CertificateWriter(run)._continued() == (content if kept else {})  # type: ignore[arg-type]

@@ -74,17 +74,17 @@ def read(*words: str) -> Recipe:
 def verify(recipe: Recipe, ranks: int = 2, status: int = 0, **more: Any) -> str:
     """Keeps a verdict as `paddle-dp verify` does."""
     facts = verified.facts_of(recipe, of_ranks(ranks))
-    told = {"recipe": recipe.name, "steps": 8, "rehearsed": False, **more}
-    return verified.keep(recipe, status, verified.verdict_of(facts, DATA) | told)
+    result = {"recipe": recipe.name, "steps": 8, "rehearsed": False, **more}
+    return verified.keep(recipe, status, verified.verdict_record(facts, DATA) | result)
 
 
 def looked_up(recipe: Recipe, ranks: int = 2, data: Any = DATA) -> Proof:
-    return verified.Verdicts(recipe, of_ranks(ranks), RunSignature(facts={}, data=data))()
+    return verified.ProofSearch(recipe, of_ranks(ranks), RunSignature(facts={}, data=data))()
 
 
 def test_a_verdict_is_named_by_its_training(written: Path) -> None:
     before = looked_up(read())
-    assert before.verdict is None
+    assert before.verdict_key is None
     assert before.sentence == (
         "none yet that this is one process's result: paddle-dp verify runs/a/recipe.yaml --ranks 2"
     )
@@ -92,7 +92,7 @@ def test_a_verdict_is_named_by_its_training(written: Path) -> None:
     (kept,) = (written / "runs/.verified").iterdir()
     assert str(kept.relative_to(written)) in line
     named = looked_up(read())
-    assert named.verdict is not None and named.verdict.startswith(kept.stem.rpartition("-")[2])
+    assert named.verdict_key is not None and named.verdict_key.startswith(kept.stem.rpartition("-")[2])
     assert named.sentence.startswith("verified on 2 ranks, ")
     assert named.sentence.endswith("this code and data: one process's result (8 steps)")
 
@@ -106,7 +106,7 @@ def test_a_verdict_is_named_by_its_training(written: Path) -> None:
 )  # fmt: skip
 def test_what_decides_nothing_is_no_other_training(written: Path, words: list[str]) -> None:
     verify(read())
-    assert looked_up(read(*words)).verdict is not None
+    assert looked_up(read(*words)).verdict_key is not None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_decides_nothing_is_no_other_training(written: Path, words: list[st
 def test_the_verdict_of_another_recipe_is_no_proof(written: Path, words: list[str], said: str) -> None:
     verify(read())
     proof = looked_up(read(*words))
-    assert proof.verdict is None
+    assert proof.verdict_key is None
     assert (
         proof.sentence.startswith("no proof of this training: verified on 2 ranks, ")
         and said in proof.sentence
@@ -139,20 +139,20 @@ def test_the_verdict_of_other_ranks_code_data_or_versions_is_no_proof(
     nothing = {"train": {"samples": 1437, "read": {}}}
     for data in (other, nothing, {"train": {**DATA["train"], "samples": 9}}):
         proof = looked_up(read(), data=data)
-        assert proof.verdict is None and ", of other data: " in proof.sentence
+        assert proof.verdict_key is None and ", of other data: " in proof.sentence
     with monkeypatch.context() as version:
         version.setattr(verified, "packages", lambda mesh: {"package paddle": "9.9"})
-        assert looked_up(read()).verdict is None
-    assert looked_up(read()).verdict is not None
+        assert looked_up(read()).verdict_key is None
+    assert looked_up(read()).verdict_key is not None
     (written / "net.py").write_text(NET.replace("64, 10)", "64, 10, bias_attr=False)"))
     proof = looked_up(read())
-    assert proof.verdict is None and ", of other code (models net.Net" in proof.sentence
+    assert proof.verdict_key is None and ", of other code (models net.Net" in proof.sentence
 
 
 def test_a_proof_that_verify_contradicts_is_gone(written: Path) -> None:
     verify(read())
     assert verify(read(), status=1) == ""
-    assert looked_up(read()).verdict is None and not list((written / "runs/.verified").iterdir())
+    assert looked_up(read()).verdict_key is None and not list((written / "runs/.verified").iterdir())
 
 
 def test_what_lies_there_otherwise_is_no_verdict(written: Path) -> None:
@@ -160,10 +160,10 @@ def test_what_lies_there_otherwise_is_no_verdict(written: Path) -> None:
     (kept,) = (written / "runs/.verified").iterdir()
     for content in (b"", b"{}", b"[1]", b"\xff", kept.read_bytes()[:-9], b'{"format": 1, "data": 3}'):
         kept.write_bytes(content)
-        assert looked_up(read()).verdict is None
+        assert looked_up(read()).verdict_key is None
     kept.unlink()
     kept.symlink_to(written / "a.yaml")
-    assert looked_up(read()).verdict is None
+    assert looked_up(read()).verdict_key is None
     (written / "runs/.verified").rename(written / "aside")
     (written / "runs/.verified").write_text("")
     assert "was not kept" in verify(read())

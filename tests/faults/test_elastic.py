@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.certificate.certificate import read
-from paddle_dp.proof.certified import checked
+from paddle_dp.proof.certified import folder_checks
 from tests.faults.slow_run import RECIPE, are_right, at_step, losses, right_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -47,7 +47,7 @@ def compare(out: Path, alone: Path, right: dict[str, np.ndarray], steps: int = 3
     assert difference < 1e-6 and last < 1e-6
     certificate = read(out)
     assert [attempt["ranks"] for attempt in certificate["attempts"]] == sizes(out)
-    checks = [*checked(certificate, out)]
+    checks = [*folder_checks(certificate, out)]
     assert all(good for good, _ in checks), checks
     assert sum("went on with the same weights" in line for _, line in checks) == len(sizes(out)) - 1, checks
 

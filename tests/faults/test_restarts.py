@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.certificate.certificate import read
-from paddle_dp.proof.certified import checked
+from paddle_dp.proof.certified import folder_checks
 from tests.house.programs import run_python
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -147,7 +147,7 @@ def test_a_restart_from_memory_learns_the_same_and_the_certificate_knows_it(tmp_
     line = "starts again from step 5 in memory in 0 s"
     assert trained(tmp_path / "again", *options, line=line) == undisturbed
     assert not list(Path("/dev/shm").glob("paddle-dp-memory-*"))
-    checks = [*checked(read(tmp_path / "again"), tmp_path / "again")]
+    checks = [*folder_checks(read(tmp_path / "again"), tmp_path / "again")]
     assert all(good for good, _ in checks), checks
     assert any("went on with the same weights" in line for _, line in checks), checks
 

@@ -27,7 +27,7 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.identity.same_run import VERDICTS, schedule_line
+from paddle_dp.identity.same_run import RULES, schedule_line
 from paddle_dp.identity.source_code import script_code
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
@@ -409,7 +409,7 @@ def test_a_code_change_of_the_schedule_is_noticed_by_its_rates(
 
 def test_the_page_has_the_whole_table() -> None:
     page = Path("docs/checks.md").read_text()
-    for key in VERDICTS:
+    for key in RULES:
         assert f"`{key}" in page, f"docs/checks.md does not say what becomes of {key}"
 
 

@@ -1,4 +1,4 @@
-"""Silent faults, each put into the ranks of one side by `Comparison.run_candidate(patch=…)`."""
+"""Silent faults, each put into the ranks of one side by `SideRunner.run_candidate(patch=…)`."""
 
 import os
 from contextlib import nullcontext

@@ -13,7 +13,7 @@ from paddle_dp.checkpoint import step_name
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import certified
-from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, chosen, verdict
+from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, evenly_spread, judgement
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -46,13 +46,13 @@ LOSSES = [[1, 2.5, 2.5, 1e-7], [2, 2.25, 2.25 + 5e-7, 1e-7]]
     ],
 )
 def test_a_distance_is_judged_by_what_rounding_does(result, exact, same):
-    assert verdict({"digest": "d", **result}, exact)[0] is same
+    assert judgement({"digest": "d", **result}, exact)[0] is same
 
 
 def test_intervals_are_spread_evenly():
     found = [Interval(start=n, to=n + 1, begin=None, end=None, recipe={}) for n in range(9)]
-    assert [each.start for each in chosen(found, 3)] == [0, 4, 8]
-    assert chosen(found, 0) == [] and chosen(found[:2], 3) == found[:2]
+    assert [each.start for each in evenly_spread(found, 3)] == [0, 4, 8]
+    assert evenly_spread(found, 0) == [] and evenly_spread(found[:2], 3) == found[:2]
     assert (found[0].cut(5), found[0].cut(None)) == (found[0], found[0])
 
 
@@ -185,6 +185,6 @@ def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):
         attempt(4, "b", s8="c"),
         attempt(8, "d"),
     ]
-    found = [*certified.checked({"attempts": attempts}, tmp_path)]
+    found = [*certified.folder_checks({"attempts": attempts}, tmp_path)]
     assert [good for good, _ in found] == [True, True, True, False]
     assert found[-1][1] == "step 8: 2 ranks stopped, 2 ranks went on with OTHER weights"

@@ -5,9 +5,9 @@ import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import TraceComparison
-from paddle_dp.proof.first_difference import Search
+from paddle_dp.proof.first_difference import DifferenceSearch
 from paddle_dp.proof.tolerance import EPS, LARGEST_R, undetermined
-from paddle_dp.proof.trace_files import SCORE, Trace, key
+from paddle_dp.proof.trace_files import SCORE, Trace, key_of
 from tests.proof.sheets import write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
@@ -17,7 +17,7 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, row
     """A run of one rank whose quantities are `values`, by kind; `noise` is the same for each element."""
     shards = {}
     for kind, value in values.items():
-        number = key(kind, 1, "" if kind == "loss" else "w")
+        number = key_of(kind, 1, "" if kind == "loss" else "w")
         array = np.asarray(value, "float64")
         shards[number] = (
             TensorShard(number, cut[0], cut[1], array) if cut else TensorShard.full(number, array)
@@ -33,11 +33,11 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, row
 
 @pytest.fixture
 def part(tmp_path):
-    def make(many, one=None, turns=True, has_truth=False, **more):
+    def make(many, one=None, turns=True, has_float64=False, **more):
         one = one or {"gradient": GRADIENT}
         sides = run(tmp_path / "one", **more, **one), run(tmp_path / "many", **more, **many)
-        truth = run(tmp_path / "truth", **one) if has_truth else None
-        return TraceComparison(*sides, truth=truth, turns=turns)
+        float64_trace = run(tmp_path / "truth", **one) if has_float64 else None
+        return TraceComparison(*sides, float64_trace=float64_trace, turns=turns)
 
     return make
 
@@ -45,7 +45,7 @@ def part(tmp_path):
 def test_equal_sides_are_the_same(part):
     found = part({"gradient": GRADIENT})
     assert found.same
-    assert found.rows[0].worst.r == 0
+    assert found.summaries[0].worst.r == 0
 
 
 def test_a_difference_as_large_as_the_noise_is_the_same_and_eight_times_the_noise_is_not(part):
@@ -54,7 +54,7 @@ def test_a_difference_as_large_as_the_noise_is_the_same_and_eight_times_the_nois
 
 
 def test_a_thousandth_of_one_gradient_shows_in_float64(part):
-    assert part({"gradient": GRADIENT * 1.001}).rows[0].worst.r > 1e9
+    assert part({"gradient": GRADIENT * 1.001}).summaries[0].worst.r > 1e9
 
 
 def test_no_noise_at_all_still_leaves_a_unit_in_the_last_place(part):
@@ -66,7 +66,7 @@ def test_a_gradient_that_only_one_side_has_is_a_difference(part, one, many):
     loss = {"loss": [1.0]}
     found = part(many | loss, one | loss)
     assert not found.same
-    assert found.findings[0].missing == ("one" if many else "many")
+    assert found.distances[0].missing == ("one" if many else "many")
 
 
 @pytest.mark.parametrize("missing", ["loss", "score"])
@@ -77,7 +77,7 @@ def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_p
     less = {"loss": None} | {name: value for name, value in numbers.items() if not name.startswith(missing)}
     kept = {kind: value for kind, value in values.items() if kind != missing}
     found = TraceComparison(one, run(tmp_path / "read", rows=[less | step], **kept))
-    first = Search(found, {"data": 2}).first()
+    first = DifferenceSearch(found, {"data": 2}).first()
     assert not found.same and first.kind == missing
     assert "is there on one process, and on no rank" in first.sentence
     assert TraceComparison(one, run(tmp_path / "not read", rows=[step])).same
@@ -110,7 +110,7 @@ def test_elements_without_a_true_gradient_are_judged_apart_and_hide_nothing(part
     gradient = np.concatenate([GRADIENT, np.full(4, 1e-16)])
     honest = np.concatenate([GRADIENT, np.full(4, -1e-16)])
     assert part({"gradient": honest}, {"gradient": gradient}).same
-    found = part({"gradient": honest}, {"gradient": gradient}).findings[0]
+    found = part({"gradient": honest}, {"gradient": gradient}).distances[0]
     assert found.undetermined == pytest.approx(4 / 12)
     honest[:8] *= 1 + 1e-12
     assert not part({"gradient": honest}, {"gradient": gradient}).same
@@ -130,14 +130,14 @@ def test_slices_of_several_ranks_make_one_quantity(tmp_path):
     one = run(tmp_path / "one", gradient=GRADIENT)
     for rank, shard in enumerate((GRADIENT[:4], GRADIENT[4:])):
         many = run(tmp_path / "many", rank=rank, gradient=shard, cut=((8,), (4 * rank,)))
-    assert many.cut(key("gradient", 1, "w"))
+    assert many.cut(key_of("gradient", 1, "w"))
     assert TraceComparison(one, many).same
 
 
 def test_running_statistics_are_judged_and_buffers_by_their_own_row(part):
     seven = {"statistic": [7.0], "buffer": [7.0]}
     found = part({"statistic": [0.8], "buffer": [7.0]}, seven)
-    assert {row.kind: row.worst.same for row in found.rows} == {"statistic": False, "buffer": True}
+    assert {kind.kind: kind.worst.same for kind in found.summaries} == {"statistic": False, "buffer": True}
 
 
 def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
@@ -150,13 +150,13 @@ def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
 
 
 @pytest.mark.parametrize(
-    ("off", "has_truth", "same"), [(0.3, True, True), (0.3, False, False), (0.5, True, False)]
+    ("off", "has_float64", "same"), [(0.3, True, True), (0.3, False, False), (0.5, True, False)]
 )
-def test_a_turn_may_be_larger_where_float64_is_compared_too(part, off, has_truth, same):
+def test_a_turn_may_be_larger_where_float64_is_compared_too(part, off, has_float64, same):
     """A ReLU that switches behind 4 pixels is a quarter of a bias' gradient (shufflenet_v2_x0_25)."""
     one = {"gradient": GRADIENT, "probe": GRADIENT}
     many = {"gradient": GRADIENT * (1 + off), "probe": GRADIENT}
-    assert part(many, one, noise=1e-4, has_truth=has_truth).same == same
+    assert part(many, one, noise=1e-4, has_float64=has_float64).same == same
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_nothing_turned_over_in_a_smooth_model_nor_far_beyond_the_noise_nor_besi
 )
 def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, shows):
     whole, most = np.full(8, 1.0 / 8**0.5), np.full(8, noise, "float32")
-    arrays = {key("gradient", 1, "w"): one, key("gradient", 1, "other"): whole}
-    floors = {key("gradient", 1, "w"): most}
+    arrays = {key_of("gradient", 1, "w"): one, key_of("gradient", 1, "other"): whole}
+    floors = {key_of("gradient", 1, "w"): most}
     norms = {number: float(np.linalg.norm(array)) for number, array in floors.items()}
     facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": norms}
     shards = {number: TensorShard.full(number, array) for number, array in arrays.items()}

@@ -66,13 +66,13 @@ def test_half_of_something_else_is_said_with_care():
 
 def test_ranks_that_hold_parts_of_a_sum_lack_that_sum():
     part = np.where(G > 0.5, G, 0.0)
-    said = diagnose.unmet(G, {0: part, 1: G - part}, PLACES, DEGREES)
+    said = diagnose.unequal_copies(G, {0: part, 1: G - part}, PLACES, DEGREES)
     assert said.startswith("on the tensor axis is ")
     assert "a sum over the axis is missing (what ranks 0, 1 hold adds up to one process's)" in said
 
 
 def test_one_rank_that_is_right_and_one_that_is_not():
-    said = diagnose.unmet(G, {0: G, 1: 1.5 * G}, PLACES, DEGREES)
+    said = diagnose.unequal_copies(G, {0: G, 1: 1.5 * G}, PLACES, DEGREES)
     assert said == "is one process's on rank 0; on rank 1 it is 1.5 × one process's"
 
 
@@ -140,5 +140,5 @@ def remembered(*values):
     ],
 )
 def test_what_changes_otherwise_beside_the_weights_is_named(one, many, groups, says):
-    said = diagnose.memory(remembered(*one), [remembered(*rank) for rank in many], groups, 1e-7)
+    said = diagnose.layer_state(remembered(*one), [remembered(*rank) for rank in many], groups, 1e-7)
     assert (said is None) if says is None else says in said

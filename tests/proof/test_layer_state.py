@@ -11,7 +11,7 @@ from paddle import nn
 from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.mesh import join
-from paddle_dp.proof.layer_state import Memory
+from paddle_dp.proof.layer_state import LayerStateChanges
 
 
 class Counting(nn.Layer):
@@ -29,10 +29,10 @@ def watched(model: nn.Layer) -> dict[int, dict[str, Any]]:
         statistics=RunningStatistics(model, mesh),
         loss=SimpleNamespace(owner=None),
     )
-    memory = Memory(learner)
+    changes = LayerStateChanges(learner)
     model(paddle.ones([2, 3, 4]))
-    memory.look(1)
-    return memory.steps
+    changes.record(1)
+    return changes.by_step
 
 
 def test_what_paddle_writes_into_its_own_norm_is_no_memory_of_the_models() -> None:

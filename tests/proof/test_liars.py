@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.proof import Comparison
+from paddle_dp.proof import SideRunner
 from tests.jobs import verdict_in_forks
 
 RECIPE = """
@@ -21,7 +21,7 @@ train: {{length: 1 epoch, batch: 50}}
 def verdict_on(model: str, folder: Path, steps: int = 6):
     path = folder / "case.yaml"
     path.write_text(RECIPE.format(model=model))
-    return verdict_in_forks(Comparison(path, (), steps, 2, folder))
+    return verdict_in_forks(SideRunner(path, (), steps, 2, folder))
 
 
 ORDER, CHANCE = "in another order", "in a second run of the same steps"

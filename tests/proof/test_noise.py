@@ -28,7 +28,7 @@ def test_permuted_samples_are_the_same_samples():
     x = paddle.arange(12, dtype="float32").reshape([6, 2])
     batch = Batch((MicroBatch(x, paddle.arange(6), 6),), 6, 0, 0)
     moved = noise.permute(
-        batch, next(one.order for one in noise.runs("float32", 2) if one.order)
+        batch, next(one.order for one in noise.kinds("float32", 2) if one.order)
     ).micro_batches[0]
     places = moved.targets.numpy()
     assert sorted(places) == list(range(6)) and list(places) != list(range(6))
@@ -86,7 +86,7 @@ def test_products_in_blocks_are_the_same_products(made, shape, count, relative, 
     [("float64", 1, 4), ("float32", 2, 4), ("bfloat16", 1, 7), ("bfloat16", 2, 9), ("float16", 3, 9)],
 )
 def test_low_precision_is_given_more_runs(dtype, tensor, count):
-    assert len(list(noise.runs(dtype, 3, tensor))) == count
+    assert len(list(noise.kinds(dtype, 3, tensor))) == count
 
 
 def test_a_parameter_of_no_dims_moves_too():
@@ -101,5 +101,5 @@ def test_a_dummy_stays_as_it_is():
     """Of a batch of fewer samples than micro-batches: it counts nowhere, and a loss gets its one row."""
     x = paddle.ones([1, 2])
     dummy = MicroBatch(x, paddle.zeros([1], "int64"), 0)
-    order = next(one.order for one in noise.runs("float32", 2) if one.order)
+    order = next(one.order for one in noise.kinds("float32", 2) if one.order)
     assert noise.permute(Batch((dummy,), 6, 0, 0), order).micro_batches == (dummy,)

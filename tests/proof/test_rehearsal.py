@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from paddle_dp.proof.rehearsed import STEPS, Rehearsals, sentence
+from paddle_dp.proof.rehearsed import STEPS, RehearsalComparison, rehearsal_sentence
 
 
 def side(**changes):
@@ -18,12 +18,12 @@ def side(**changes):
 
 def rehearsals():
     many = {**side(), "resumed": {**copy.deepcopy(side()), "rows": side()["rows"][2:], "changed": []}}
-    return Rehearsals({"plain": side(), "noise": [side(), side()], "dtype": "float32"}, many, 2)
+    return RehearsalComparison({"plain": side(), "noise": [side(), side()], "dtype": "float32"}, many, 2)
 
 
 def test_equal_rehearsals_have_no_difference():
     assert rehearsals().first_difference() is None
-    assert "SAME" in sentence(None, 2)
+    assert "SAME" in rehearsal_sentence(None, 2)
 
 
 def test_what_one_process_strays_by_itself_is_allowed_eight_times():
@@ -65,7 +65,7 @@ def test_each_difference_is_found_and_said(what, kind, step, words):
     first = found.first_difference()
     assert (first.kind, first.step) == (kind, step)
     assert words in first.sentence
-    assert first.sentence in sentence(first, 2)
+    assert first.sentence in rehearsal_sentence(first, 2)
 
 
 def followed():
@@ -99,7 +99,7 @@ def test_ranks_that_round_may_be_apart_by_that_and_by_8_times_the_noise():
     found = followed()
     found.candidate["rows"][3]["loss"] *= 1.0001  # what is not rounded is judged as ever
     assert found.first_difference().kind == "loss"
-    assert "but for the digits that bfloat16 takes" in sentence(None, 2, "bfloat16")
+    assert "but for the digits that bfloat16 takes" in rehearsal_sentence(None, 2, "bfloat16")
 
 
 def test_a_number_that_is_finite_on_neither_side_is_no_difference():
@@ -116,4 +116,4 @@ def test_sides_are_read_from_their_folders(tmp_path):
     for name, content in (("one", both.reference), ("many", both.candidate)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rehearsal.json").write_text(json.dumps(content))
-    assert Rehearsals.read(tmp_path / "one", tmp_path / "many", 2) == both
+    assert RehearsalComparison.read(tmp_path / "one", tmp_path / "many", 2) == both

@@ -14,7 +14,7 @@ from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.tolerance import is_same
-from paddle_dp.proof.trace_files import Trace, Writer
+from paddle_dp.proof.trace_files import SheetWriter, Trace
 from tests.proof.sheets import write_sheet
 
 CLIP = nn.ClipGradByGlobalNorm(0.5)
@@ -71,11 +71,11 @@ def compared(tmp_path, optimizer, many, replayed=True):
     """r by kind of a side beside one process, whose updates are made again from the side's gradients, or are not."""
     one = learned(tmp_path / "one", learner(optimizer))
     again = replayed_in(tmp_path / "replay", learner(optimizer), many) if replayed else None
-    return {row.kind: row.worst.r for row in TraceComparison(one, many, replayed=again).rows}
+    return {row.kind: row.worst.r for row in TraceComparison(one, many, replayed=again).summaries}
 
 
 def replayed_in(folder, ours, many):
-    with Writer(folder, "own", 0) as sheet:
+    with SheetWriter(folder, "own", 0) as sheet:
         replay(ours, many, sheet.put)
         sheet.finish({})
     return Trace.read(folder, "own", 1)

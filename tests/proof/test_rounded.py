@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 from paddle_dp.exchange.roundings import Roundings, is_narrower, reduce_dtype_of
-from paddle_dp.proof import Comparison, compare_sides
-from paddle_dp.proof.rehearsed import Rehearsals
+from paddle_dp.proof import SideRunner, compare_sides
+from paddle_dp.proof.rehearsed import RehearsalComparison
 from paddle_dp.tensors import bytes_from, numbers_of
 from tests.jobs import comparisons_in_forks, verdict_in_forks
 
@@ -51,15 +51,15 @@ def recipe(folder: Path) -> Path:
 
 def assert_each_step_is_one_process(layouts: dict[str, str], folder: Path, ranks: int) -> None:
     """And two runs have the same bits."""
-    comparison = Comparison(recipe(folder), (), 4, ranks, folder)
+    runner = SideRunner(recipe(folder), (), 4, ranks, folder)
     with comparisons_in_forks():
         sides = {
-            name: comparison.run_candidate(ranks, [words], f"side-{i}")
+            name: runner.run_candidate(ranks, [words], f"side-{i}")
             for i, (name, words) in enumerate(layouts.items())
         }
-        one = comparison.run_reference(list(sides.values()))
+        one = runner.run_reference(list(sides.values()))
         for i, (name, words) in enumerate(layouts.items()):
-            again = comparison.run_candidate(ranks, [words], f"again-{i}").trace("own")
+            again = runner.run_candidate(ranks, [words], f"again-{i}").trace("own")
             first = sides[name].trace("own")
             assert first is not None and again is not None
             assert [n for n in first.keys if not np.array_equal(first.array(n), again.array(n))] == [], name
@@ -69,8 +69,10 @@ def assert_each_step_is_one_process(layouts: dict[str, str], folder: Path, ranks
         assert verdict.sentences[-1].startswith("SAME in each step"), name
         assert verdict.wide is not None and verdict.wide.rounded == 0
         assert 2**-10 < verdict.native.rounded < 2**-4, (name, verdict.native.rounded)
-        rounded = [f for f in verdict.native.findings if f.key.kind == "gradient" and f.r > 0.1]
-        assert {f.key.step for f in rounded} == {1, 2, 3, 4}, name  # it is rounded, and each step is judged
+        rounded = [f for f in verdict.native.distances if f.quantity.kind == "gradient" and f.r > 0.1]
+        assert {f.quantity.step for f in rounded} == {1, 2, 3, 4}, (
+            name
+        )  # it is rounded, and each step is judged
 
 
 @pytest.mark.long
@@ -86,13 +88,13 @@ def test_each_step_is_one_process_but_for_what_is_rounded(
 @pytest.mark.processes
 def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
     """In float32 alone, where it must be larger than the rounding; in float64 a thousandth shows, as ever."""
-    comparison = Comparison(recipe(tmp_path), ("strategy.data=2",), 4, 2, tmp_path, wide=False)
+    runner = SideRunner(recipe(tmp_path), ("strategy.data=2",), 4, 2, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.run_candidate(2, name=name, patch=f"tests.proof.faults:{f}")
+            name: runner.run_candidate(2, name=name, patch=f"tests.proof.faults:{f}")
             for name, f in FAULTS.items()
         }
-        one = comparison.run_reference(list(sides.values()))
+        one = runner.run_reference(list(sides.values()))
     for name, side in sides.items():
         verdict = compare_sides(one, side)
         assert verdict.status == 1, name
@@ -100,7 +102,7 @@ def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
     late = compare_sides(one, sides["one_gradient_late"]).first_difference
     assert late is not None and late.step == 3, late  # two backwards for each of two probes and of two steps
     stage3 = TWO["stage 3"]
-    wide = Comparison(recipe(tmp_path), (stage3,), 2, 2, tmp_path / "wide")
+    wide = SideRunner(recipe(tmp_path), (stage3,), 2, 2, tmp_path / "wide")
     verdict = verdict_in_forks(wide, "tests.proof.faults:any_gradient")
     assert verdict.status == 1 and verdict.wide is not None and not verdict.wide.same
 
@@ -110,12 +112,12 @@ def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["data 2", "stage 2", "stage 3"])
 def test_a_training_is_rehearsed_with_the_ranks_gradients(layout: str, tmp_path: Path) -> None:
     """And a gradient that is wrong from the evaluation on is found behind it."""
-    comparison = Comparison(recipe(tmp_path), (TWO[layout],), 2, 2, tmp_path, wide=False, rehearse=True)
+    runner = SideRunner(recipe(tmp_path), (TWO[layout],), 2, 2, tmp_path, wide=False, rehearse=True)
     patch = "tests.proof.faults:evaluation_spoils_a_gradient"
     with comparisons_in_forks():
-        sides = [comparison.run_candidate(2), comparison.run_candidate(2, name="spoiled", patch=patch)]
-        one = comparison.run_reference(sides)
-    good, spoiled = (Rehearsals.read(one.rehearsed(side), side.folder, 2) for side in sides)
+        sides = [runner.run_candidate(2), runner.run_candidate(2, name="spoiled", patch=patch)]
+        one = runner.run_reference(sides)
+    good, spoiled = (RehearsalComparison.read(one.rehearsed(side), side.folder, 2) for side in sides)
     assert good.first_difference() is None
     rows = good.reference["plain"]["rows"]
     assert all(0 < row["apart"] < row["rounded"] < 0.1 * row["gradient_norm"] for row in rows)

@@ -8,14 +8,14 @@ import pytest
 from paddle_dp.errors import EndedError, JobError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof.samples import short
-from paddle_dp.proof.sides import Comparison, failed_alone, failed_together
+from paddle_dp.proof.sides import SideRunner, common_failure, partial_failure
 
 
 def test_what_fails_on_all_ranks_is_a_sentence_on_each(tmp_path):
     said = {}
 
     def rank(number):
-        said[number] = failed_together(TypeError(f"of {number}"), tmp_path, number, 2, wait=10.0)
+        said[number] = common_failure(TypeError(f"of {number}"), tmp_path, number, 2, wait=10.0)
 
     threads = [Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -26,10 +26,10 @@ def test_what_fails_on_all_ranks_is_a_sentence_on_each(tmp_path):
 
 
 def test_what_fails_on_one_stage_ends_its_job_with_the_cause_and_is_told_of(tmp_path):
-    assert failed_alone(tmp_path / "none") is None
+    assert partial_failure(tmp_path / "none") is None
     with pytest.raises(TypeError, match="no float64 kernel"):
-        failed_together(TypeError("no float64 kernel"), tmp_path, 3, 4, wait=0.1)
-    assert failed_alone(tmp_path) == "TypeError: no float64 kernel (on rank 3 only)"
+        common_failure(TypeError("no float64 kernel"), tmp_path, 3, 4, wait=0.1)
+    assert partial_failure(tmp_path) == "TypeError: no float64 kernel (on rank 3 only)"
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_what_fails_on_one_stage_ends_its_job_with_the_cause_and_is_told_of(tmp_
 )
 def test_a_side_that_was_ended_says_by_what(tmp_path, status, error, exit_status, said):
     """137 is a rank that somebody killed, or the machine for want of memory: the next layout may well run."""
-    comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
+    runner = SideRunner(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
     with pytest.raises(error, match=said) as caught:
-        comparison._side(status, Job(recipe=tmp_path, ranks=2))
+        runner._side(status, Job(recipe=tmp_path, ranks=2))
     assert type(caught.value) is error and caught.value.exit_status == exit_status
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import trace_files
-from paddle_dp.proof.trace_files import Floors, Store, Trace, Writer, key
+from paddle_dp.proof.trace_files import ArrayStore, NoiseFloors, SheetWriter, Trace, key_of
 
-GRADIENT = key("gradient", 1, "w")
+GRADIENT = key_of("gradient", 1, "w")
 DRAW = np.random.default_rng(0)
 
 
@@ -21,12 +21,12 @@ def short_chunks(monkeypatch):
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)])
 def test_an_array_comes_back_as_it_was(tmp_path, dtype, shape):
     array = np.asarray(DRAW.normal(size=shape) * 100).astype(dtype)
-    written = Store(tmp_path / "a.bin")
+    written = ArrayStore(tmp_path / "a.bin")
     written.put("first", np.arange(7))
     written.put("a", array.T)
     assert np.array_equal(written.get("a"), array.T)
     written.close()
-    again = Store(tmp_path / "a.bin", written.index)
+    again = ArrayStore(tmp_path / "a.bin", written.index)
     assert again.get("a").dtype == array.dtype and np.array_equal(again.get("a"), array.T)
     assert np.array_equal(again.read("first", 2, 5), [2, 3, 4])
 
@@ -37,12 +37,12 @@ def runs(count):
 
 def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path):
     base, *noisy = runs(4)
-    with Writer(tmp_path, "wide", 0) as sheet:
+    with SheetWriter(tmp_path, "wide", 0) as sheet:
         sheet.put(GRADIENT, TensorShard.full(GRADIENT, base))
-        floors = Floors(sheet)
+        floors = NoiseFloors(sheet)
         for array in noisy:
             floors.put(GRADIENT, TensorShard.full(GRADIENT, array))
-            floors.put(key("state", 1, "unknown"), TensorShard.full("x", array))
+            floors.put(key_of("state", 1, "unknown"), TensorShard.full("x", array))
         sheet.finish({"noise": floors.norms})
     most, norm = Trace.read(tmp_path, "wide", 1).noise(GRADIENT)
     apart = [np.abs(array - base) for array in noisy]
@@ -51,16 +51,16 @@ def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path):
 
 
 def test_a_sheet_that_is_not_finished_is_none(tmp_path):
-    with pytest.raises(RuntimeError), Writer(tmp_path, "wide", 0):
+    with pytest.raises(RuntimeError), SheetWriter(tmp_path, "wide", 0):
         raise RuntimeError
     assert Trace.read(tmp_path, "wide", 1) is None and not list(tmp_path.iterdir())
 
 
 def test_a_file_that_was_cut_off_is_no_array(tmp_path):
-    written = Store(tmp_path / "a.bin")
+    written = ArrayStore(tmp_path / "a.bin")
     written.put("a", np.ones(8))
     written.close()
     with (tmp_path / "a.bin").open("r+b") as file:
         file.truncate(40)
     with pytest.raises(EOFError, match="ends within a"):
-        Store(tmp_path / "a.bin", written.index).get("a")
+        ArrayStore(tmp_path / "a.bin", written.index).get("a")

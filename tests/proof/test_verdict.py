@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.report import as_json, show, without_guard
-from paddle_dp.proof.trace_files import MODEL_LAYER, key
+from paddle_dp.proof.trace_files import MODEL_LAYER, key_of
 from paddle_dp.recipe import read_recipe
 from tests.proof.sheets import write_sheet
 
@@ -29,7 +29,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         ("weight", 1): 1 - gradient if last is None else last,
     }
     shards = {
-        key(kind, step, "w"): TensorShard.full("w", np.full(3, value))
+        key_of(kind, step, "w"): TensorShard.full("w", np.full(3, value))
         for (kind, step), value in quantities.items()
     }
     row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
@@ -38,7 +38,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
     }  # fmt: skip
-    most = {key("gradient", 1, "w"): np.full(3, noise, "float32")}
+    most = {key_of("gradient", 1, "w"): np.full(3, noise, "float32")}
     facts["noise"] = {number: float(np.linalg.norm(array)) for number, array in most.items()}
     write_sheet(folder, "own", 0, shards, facts, noise=most)
     axes = {"data": 1, "tensor": 1}
@@ -56,7 +56,7 @@ def compared(tmp_path, gradient, first=0.5, **more):
         one.folder / "replay0",
         "own",
         0,
-        {key("update", 1, "w"): TensorShard.full("w", np.full(3, more.get("update", -gradient)))},
+        {key_of("update", 1, "w"): TensorShard.full("w", np.full(3, more.get("update", -gradient)))},
         {},
     )
     return compare_sides(one, many)

@@ -13,8 +13,8 @@ from paddle import nn
 from paddle_dp.checkpoint import load
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.proof import Comparison, compare_sides
-from paddle_dp.proof.trace_files import key
+from paddle_dp.proof import SideRunner, compare_sides
+from paddle_dp.proof.trace_files import key_of
 from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
 from tests.house.forked_commands import run_command
@@ -140,15 +140,15 @@ def test_the_steps_after_a_checkpoint_are_compared(tmp_path):
         verify_here(path, words, at="3")
     assert _checkpoint("5", tmp_path / "run").name == "step-00000004"
     verdict = verdict_in_forks(
-        Comparison(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
+        SideRunner(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
     )
     assert verdict.status == 0
     saved = load(tmp_path / "run" / "checkpoints" / "step-00000004")
     for side in (verdict.reference, verdict.candidate):
-        weight = side.trace("own").array(key("initial", 0, "head.weight"))
+        weight = side.trace("own").array(key_of("initial", 0, "head.weight"))
         np.testing.assert_array_equal(weight, saved.read("model/head.weight"))
     wide = verdict.reference.trace("wide")
-    assert wide.array(key("state", 2, "head.weight/beta1_pow_acc")).item() == pytest.approx(0.9**7)
+    assert wide.array(key_of("state", 2, "head.weight/beta1_pow_acc")).item() == pytest.approx(0.9**7)
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path):
@@ -165,7 +165,7 @@ def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_p
     path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}, {{use: checkpoint}}]\n")
     path.write_text(f"{path.read_text()}guard: {{non_finite: rewind}}\n")
     with comparisons_in_forks():
-        assert Comparison(path, (), 1, 2, tmp_path, wide=False).run_reference([]).ranks == 1
+        assert SideRunner(path, (), 1, 2, tmp_path, wide=False).run_reference([]).ranks == 1
 
 
 def test_two_sides_are_compared_without_paddle():
@@ -197,10 +197,10 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    comparison = Comparison(recipe(folder), ("train.micro_batches=1", "model.widths=[8, 16]"), 2, 2, folder)
+    runner = SideRunner(recipe(folder), ("train.micro_batches=1", "model.widths=[8, 16]"), 2, 2, folder)
     with comparisons_in_forks():
-        many = {fault: comparison.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
-        return comparison.run_reference(list(many.values())), many
+        many = {fault: runner.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
+        return runner.run_reference(list(many.values())), many
 
 
 @pytest.mark.processes
@@ -252,7 +252,7 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
         "dataset.as_image=false",
         "train.micro_batches=1",
     )
-    verdict = verdict_in_forks(Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path))
+    verdict = verdict_in_forks(SideRunner(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path))
     assert verdict.status == 1
     assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
     assert verdict.first_difference is not None and verdict.first_difference.kind == "output"
@@ -280,7 +280,7 @@ def test_a_stage_that_has_no_float64_is_the_cause_and_the_rest_is_compared(tmp_p
     path = recipe(tmp_path, optimizer="sgd")
     mine = ("model={use: tests.proof.test_verify.LastIsNarrow}", "dataset.as_image=false")
     words = (*mine, "strategy={use: hybrid, pipeline: 2}")
-    verdict = verdict_in_forks(Comparison(path, words, 2, 2, tmp_path))
+    verdict = verdict_in_forks(SideRunner(path, words, 2, 2, tmp_path))
     assert verdict.status == 0
     assert "Not compared in float64: TypeError: written for float32" in " ".join(verdict.sentences)
     assert verdict.candidate.failed.endswith("(on rank 1 only)")
@@ -307,10 +307,10 @@ def test_a_recipe_that_begins_with_given_weights_is_compared_from_these(tmp_path
         "schedule: {use: constant, learning_rate: 0.01}\n"
         "strategy: {use: hybrid, sharding: 2, sharding_stage: 3}\ntrain: {length: 1 epoch, batch: 50}\n"
     )
-    verdict = verdict_in_forks(Comparison(path, (), 2, 2, tmp_path))
+    verdict = verdict_in_forks(SideRunner(path, (), 2, 2, tmp_path))
     assert verdict.status == 0
     trace = verdict.reference.trace("own")
     for name, weight in given.items():
-        np.testing.assert_array_equal(trace.array(key("initial", 0, name)), weight.numpy(), err_msg=name)
-    drawn = trace.array(key("initial", 0, "head.weight"))
-    assert drawn.std() > 0.01 and trace.noise(key("gradient", 1, "head.weight")) is not None
+        np.testing.assert_array_equal(trace.array(key_of("initial", 0, name)), weight.numpy(), err_msg=name)
+    drawn = trace.array(key_of("initial", 0, "head.weight"))
+    assert drawn.std() > 0.01 and trace.noise(key_of("gradient", 1, "head.weight")) is not None

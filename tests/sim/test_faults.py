@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof import SideRunner, compare_sides
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
 from tests.sim.recipes import gpt
@@ -32,10 +32,10 @@ def forget_to_wait() -> None:
 
 
 def is_same(folder: Path, words: str, patch: str | None = None) -> bool:
-    comparison = Comparison(gpt(folder), ("model.dropout=0",), 2, 2, folder, wide=False)
+    runner = SideRunner(gpt(folder), ("model.dropout=0",), 2, 2, folder, wide=False)
     with comparisons_in_forks():
-        many = comparison.run_candidate(2, [words], "many", patch)
-        return compare_sides(comparison.run_reference([many]), many).same
+        many = runner.run_candidate(2, [words], "many", patch)
+        return compare_sides(runner.run_reference([many]), many).same
 
 
 @pytest.mark.long

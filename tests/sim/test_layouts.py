@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.proof import Comparison, compare_sides
-from paddle_dp.proof.rehearsed import Rehearsals
+from paddle_dp.proof import SideRunner, compare_sides
+from paddle_dp.proof.rehearsed import RehearsalComparison
 from paddle_dp.proof.verdict import PROVES_NOTHING, SAME
 from tests.jobs import comparisons_in_forks
 from tests.sim.recipes import gpt
@@ -75,11 +75,11 @@ def test_two_runs_of_a_layout_have_the_same_bits(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIM_NAME", "npu")
-    comparison = Comparison(gpt(tmp_path), (f"train.precision={precision}",), 3, 2, tmp_path, wide=False)
+    runner = SideRunner(gpt(tmp_path), (f"train.precision={precision}",), 3, 2, tmp_path, wide=False)
     found = {}
     with comparisons_in_forks():
         for i, (name, words) in enumerate(LAYOUTS.items()):
-            first, second = (comparison.run_candidate(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
+            first, second = (runner.run_candidate(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
             found[name] = first_change(first, second)
     assert found == dict.fromkeys(LAYOUTS, "")
 
@@ -93,11 +93,11 @@ def test_a_training_is_rehearsed_on_the_device(
     read = {}
     for place in ("device", "cpu"):
         (folder := tmp_path / place).mkdir()
-        comparison = Comparison(gpt(folder), (), 3, 2, folder, wide=False, rehearse=True)
+        runner = SideRunner(gpt(folder), (), 3, 2, folder, wide=False, rehearse=True)
         with comparisons_in_forks():
-            many = comparison.run_candidate(2, [LAYOUTS[layout]])
-            one = comparison.run_reference([many])
-        assert Rehearsals.read(one.folder, many.folder, 2).first_difference() is None
+            many = runner.run_candidate(2, [LAYOUTS[layout]])
+            one = runner.run_reference([many])
+        assert RehearsalComparison.read(one.folder, many.folder, 2).first_difference() is None
         own = [side.trace("own") for side in (one, many)]
         read[place] = [[row["read"] for row in trace.facts["rows"]] for trace in own if trace is not None]
         monkeypatch.delenv("CUSTOM_DEVICE_ROOT", raising=False)
@@ -107,13 +107,13 @@ def test_a_training_is_rehearsed_on_the_device(
 def assert_one_process(
     layouts: Mapping[str, str], tmp_path: Path, *overrides: str, ranks: int = 2, steps: int = 2
 ) -> None:
-    comparison = Comparison(gpt(tmp_path), overrides, steps, ranks, tmp_path, wide=False)
+    runner = SideRunner(gpt(tmp_path), overrides, steps, ranks, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.run_candidate(ranks, [words], f"side-{i}")
+            name: runner.run_candidate(ranks, [words], f"side-{i}")
             for i, (name, words) in enumerate(layouts.items())
         }
-        one = comparison.run_reference(list(sides.values()))
+        one = runner.run_reference(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
     # In 16 bits rounding hides a fault of 10 %: without float64 nothing is proven there, and no difference may show.
     low = any("16" in words for words in overrides)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.proof import Comparison
+from paddle_dp.proof import SideRunner
 from tests.jobs import comparisons_in_forks
 from tests.sim.recipes import gpt
 from tools.verify_matrix import first_change
@@ -40,14 +40,12 @@ def test_beside_compute_stages_have_the_bits_of_those_that_wait(
 ) -> None:
     monkeypatch.setenv("SIM_LATENCY", "0.005")  # what is read before it came is wrong
     words = ("strategy.pipeline=2", "train.micro_batches=4")
-    comparison = Comparison(gpt(tmp_path), words, 3, ranks, tmp_path, wide=False)
+    runner = SideRunner(gpt(tmp_path), words, 3, ranks, tmp_path, wide=False)
     found = {}
     with comparisons_in_forks():
         for i, (name, layout) in enumerate(layouts.items()):
             monkeypatch.setenv("SIM_SENDS", "buffered")
-            before = comparison.run_candidate(
-                ranks, [layout], f"before-{i}", "tests.sim.test_pipeline:waiting"
-            )
+            before = runner.run_candidate(ranks, [layout], f"before-{i}", "tests.sim.test_pipeline:waiting")
             monkeypatch.setenv("SIM_SENDS", sends)
-            found[name] = first_change(before, comparison.run_candidate(ranks, [layout], f"beside-{i}"))
+            found[name] = first_change(before, runner.run_candidate(ranks, [layout], f"beside-{i}"))
     assert found == dict.fromkeys(layouts, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.proof import Comparison
+from paddle_dp.proof import SideRunner
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
 from tests.sim.recipes import gpt
@@ -57,9 +57,9 @@ def test_products_are_rounded_once_and_weights_have_masters(
 def test_what_paddle_would_leave_in_float32_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comparison = Comparison(gpt(tmp_path), ("train.precision=bfloat16",), 1, 2, tmp_path, wide=False)
+    runner = SideRunner(gpt(tmp_path), ("train.precision=bfloat16",), 1, 2, tmp_path, wide=False)
     with pytest.raises(JobError, match="did not run"), comparisons_in_forks():
-        comparison.run_candidate(2, ["strategy.data=2"])
+        runner.run_candidate(2, ["strategy.data=2"])
     assert (
         "train.precision is bfloat16, and Paddle's autocast leaves it float32 on sim:"
         in capsys.readouterr().err

@@ -16,7 +16,7 @@ from paddle_dp.learner import Task
 from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
-from paddle_dp.proof import Comparison, compare_sides, verify
+from paddle_dp.proof import SideRunner, compare_sides, verify
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._alone import place_alone
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
@@ -304,11 +304,11 @@ def unweighted() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_verify_finds_every_step_the_same_and_a_wrong_weight_different(tmp_path, recipe, ranks):
     words = (local("every: 1 step"), "train.micro_batches=1")
-    comparison = Comparison(recipe, words, 4, ranks, tmp_path / "scratch")
+    runner = SideRunner(recipe, words, 4, ranks, tmp_path / "scratch")
     with comparisons_in_forks():
-        good = comparison.run_candidate(ranks)
-        bad = comparison.run_candidate(ranks, name="bad", patch=f"{__name__}:unweighted")
-        one = comparison.run_reference([good, bad])
+        good = runner.run_candidate(ranks)
+        bad = runner.run_candidate(ranks, name="bad", patch=f"{__name__}:unweighted")
+        one = runner.run_reference([good, bad])
     assert compare_sides(one, good).same
     assert not compare_sides(one, bad).same
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side
-from paddle_dp.proof.trace_files import key
+from paddle_dp.proof.trace_files import key_of
 from tests.proof.sheets import write_sheet
 from tools.verify_matrix import first_change
 
@@ -17,7 +17,7 @@ from tools.verify_matrix import first_change
 def side(folder: Path, gradient: float = 0.5, loss: float = 1.0, second_rank: float = 0.5) -> Side:
     """A side of two ranks, in the recipe's own precision."""
     for rank, value in enumerate((gradient, second_rank)):
-        shard = {key("gradient", 1, "w"): TensorShard.full("w", np.array([value, float("nan")]))}
+        shard = {key_of("gradient", 1, "w"): TensorShard.full("w", np.array([value, float("nan")]))}
         write_sheet(folder, "own", rank, shard, {"rows": [{"loss": loss}]})
     told = {"wide": None, "rounds_to": None, "differences": [], "axes": {}, "memory": 0, "parameters": 1}
     (folder / "side.json").write_text(json.dumps(told))

@@ -62,7 +62,7 @@ class Loaders:
     def __init__(self, watch: ScriptMonitor):
         self.watch = watch
         self.numbers: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
-        self.known: dict[tuple[str, ...], list[tuple[int, Any]]] = {}  # by line: numbers and data sets
+        self.by_line: dict[tuple[str, ...], list[tuple[int, Any]]] = {}  # numbers and data sets
         self.passes: dict[int, int] = {}
         self.training: dict[int, int] = {}  # by loader, the number of passes with updates
         self.order: tuple[BatchOrder, DataLoader] | None = None
@@ -92,7 +92,7 @@ class Loaders:
         """Numbers a loader: like the same line's earlier one if that was read, else anew."""
         line, is_stream = here(), isinstance(loader.dataset, IterableDataset)
         samples = None if is_stream else len(loader.dataset)
-        same_line = self.known.setdefault((line, caller(), type(loader.dataset).__name__, str(samples)), [])
+        same_line = self.by_line.setdefault((line, caller(), type(loader.dataset).__name__, str(samples)), [])
         for number, dataset in same_line:
             if dataset is loader.dataset or self.passes[number]:
                 self.numbers[loader] = number
@@ -123,7 +123,7 @@ class Pass:
     def __init__(self, loaders: Loaders, loader: DataLoader):
         self.watch, self.loaders, self.loader = loaders.watch, loaders, loader
         self.watch.check()
-        if loader not in loaders.numbers:  # a copy, or one that a subclass made without __init__
+        if loader not in loaders.numbers:  # a copy, or of a subclass that does not call __init__
             loaders.add(loader)
         self.loader_number = loaders.numbers[loader]
         if loaders.training.get(self.loader_number, 0) >= EPOCHS:

@@ -28,12 +28,12 @@ class JoinError(ValueError):
 
 
 @dataclass(frozen=True)
-class Item:
+class RepeatedUpdate:
     """One update to repeat; `names`: each rank's files, `sizes`: each rank's number of samples in each batch."""
 
     step: int
-    names: tuple[str, ...]
-    sizes: tuple[tuple[int, ...], ...]
+    names: Sequence[str]
+    sizes: Sequence[Sequence[int]]
 
     def batches(self, folder: Path) -> list[Any]:
         """The batches of the update, each joined over all ranks. Raises JoinError."""
@@ -68,11 +68,11 @@ def join(batches: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Se
 
 
 class Replay:
-    """Gives the script joined batches in place of its training loader's, item by item, and saves the gradients."""
+    """Gives the script joined batches in place of its training loader's, update by update, and saves the gradients."""
 
-    def __init__(self, watch: ScriptMonitor, source: Path, loader: int, items: Sequence[Item]):
+    def __init__(self, watch: ScriptMonitor, source: Path, loader: int, updates: Sequence[RepeatedUpdate]):
         self.watch, self.source, self.loader = watch, source, loader
-        self.items, self.at, self.every = list(items), 0, 1
+        self.updates, self.position = list(updates), 0
         self.batches: list[Any] = []
         self.loaded = False
 
@@ -98,11 +98,11 @@ class Replay:
         if not self.loaded:
             self._load()
         if not self.batches:
-            self.batches = self.items[self.at].batches(self.source)
+            self.batches = self.updates[self.position].batches(self.source)
         return self.batches.pop(0)
 
     def _load(self) -> None:
-        weights, live = self.items[self.at].weights(self.source), arrays.live_parameters()
+        weights, live = self.updates[self.position].weights(self.source), arrays.live_parameters()
         missing = [name for name in weights if name not in live or live[name].size != weights[name].size]
         if missing:
             raise JoinError(f"the model on one process has no parameter {missing[0]} of that size")
@@ -112,7 +112,7 @@ class Replay:
         self.loaded = True
 
     def on_step(self, optimizer: Any, parameters: list[Any]) -> bool:
-        """Saves the gradients of this update instead of doing it, and continues with the next item."""
+        """Saves the gradients of this update instead of doing it, and goes on to the next one."""
         if self.batches or not self.loaded:
             raise JoinError(
                 "on one process an update comes after another number of batches than on the ranks"
@@ -120,12 +120,12 @@ class Replay:
         every = arrays.stride(parameters)
         final = {each.name: gradient_of(each) for each in parameters}
         saved = {n: arrays.numbers(g, every) for n, g in final.items() if g is not None and g.is_dense()}
-        path = self.watch.folder / f"replay.step-{self.items[self.at].step}.npz"
+        path = self.watch.folder / f"replay.step-{self.updates[self.position].step}.npz"
         np.savez(path, **saved)  # type: ignore[arg-type]
         for each in parameters:
             each.clear_gradient(False)
-        self.at, self.loaded = self.at + 1, False
-        if self.at == len(self.items):
+        self.position, self.loaded = self.position + 1, False
+        if self.position == len(self.updates):
             self.watch.stop()
         return True
 

@@ -20,7 +20,7 @@ from paddle.nn import BatchNorm, Layer, SyncBatchNorm
 from paddle.nn.layer.norm import _BatchNormBase
 from paddle.optimizer import Optimizer
 
-from paddle_dp.audit.events import Buffered, Divided, Left, Normed, OptimizerCreated, Stepped, Wrapped
+from paddle_dp.audit import events
 from paddle_dp.audit.hooks import arrays, generators
 from paddle_dp.audit.hooks.source_line import here
 from paddle_dp.audit.hooks.watch import ScriptMonitor, wrap
@@ -45,7 +45,7 @@ class Updates:
         self.depth = 0
 
     def install(self) -> None:
-        for kind in (Optimizer, *_below(Optimizer)):
+        for kind in (Optimizer, *_subclasses(Optimizer)):
             if "__init__" in vars(kind):  # AdamW's does not call Optimizer's (Paddle 3.3.1)
                 wrap(kind, "__init__", partial(self._created, kind))
             for name in {"step", "minimize"} & vars(kind).keys():
@@ -78,7 +78,7 @@ class Updates:
         before = arrays.digests(layers.parameters())
         init(wrapper, layers, *args, **kwargs)
         after = arrays.digests(layers.parameters())
-        self.watch.journal.write(Wrapped(before=before, after=after, where=here()))
+        self.watch.journal.write(events.Wrapped(before=before, after=after, where=here()))
 
     def _unscaled(self, unscale: Original, scaler: Any, optimizer: Any) -> Any:
         if scaler._enable:
@@ -97,7 +97,7 @@ class Updates:
             if id(parameter) not in self.hooked and not parameter.stop_gradient:
                 self.hooked.add(id(parameter))
                 parameter.register_hook(self._gradient_hook(parameter))
-        self.watch.journal.write(OptimizerCreated(
+        self.watch.journal.write(events.OptimizerCreated(
             optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
             parameters=arrays.digests(parameters), where=here(),
         ))  # fmt: skip
@@ -128,9 +128,9 @@ class Updates:
         parameters = [each for each in parameters_of(optimizer) if not each.stop_gradient]
         if watch.done == 0:
             self.norms = local_norms()
-            watch.journal.write(normed(self.norms))
-            if degrees := divided():
-                watch.journal.write(Divided(degrees=degrees))
+            watch.journal.write(batch_norm_layers(self.norms))
+            if degrees := split_degrees():
+                watch.journal.write(events.ModelSplit(degrees=degrees))
         if self.on_step is not None:
             self.on_step(optimizer, parameters)
             return
@@ -139,7 +139,7 @@ class Updates:
         name = self._record(parameters) if watch.record_next else ""
         watch.record_next = False
         drew = bool(watch.window) and watch.states_at_window != generators.states()["paddle"]
-        watch.journal.write(Stepped(
+        watch.journal.write(events.Stepped(
             optimizer=number, step=self.steps[number], digests=arrays.digests(parameters),
             missing=tuple(each.name for each in parameters if gradient_of(each) is None), drew=drew,
             batches=tuple((batch.loader, batch.number, batch.index) for batch in watch.window),
@@ -173,17 +173,17 @@ class Updates:
         name = f"rank-{self.watch.rank}.left"
         first_numbers = {each.name: arrays.numbers(each)[:MAX_END_NUMBERS] for each in parameters}
         np.savez(self.watch.folder / f"{name}.npz", **first_numbers)  # type: ignore[arg-type]
-        self.watch.journal.write(Left(digests=arrays.digests(parameters), arrays=name))
+        self.watch.journal.write(events.FinalWeights(digests=arrays.digests(parameters), arrays=name))
         means = {layer.full_name(): layer._mean for layer in self.norms}
-        self.watch.journal.write(Buffered(
+        self.watch.journal.write(events.RunningMeans(
             digests=arrays.digests(means.values()),
             means={key: tuple(map(float, arrays.numbers(mean)[:MEANS])) for key, mean in means.items()},
         ))  # fmt: skip
 
 
-def _below(kind: type[Any]) -> list[type[Any]]:
+def _subclasses(kind: type[Any]) -> list[type[Any]]:
     """All subclasses of a class, at any depth."""
-    return [each for child in kind.__subclasses__() for each in (child, *_below(child))]
+    return [each for child in kind.__subclasses__() for each in (child, *_subclasses(child))]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -194,6 +194,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def gradient_of(parameter: Any) -> Any:
+    """The accumulated gradient of a parameter; None without one."""
     # Paddle keeps the float32 gradient of a low-precision weight in main_grad, if it has one.
     main = getattr(parameter, "main_grad", None)
     return main if main is not None else parameter._grad_ivar()
@@ -209,12 +210,14 @@ def _frozen(layer: Any) -> bool:
     return not layer.training or layer._use_global_stats is True
 
 
-def normed(layers: list[Any]) -> Normed:
+def batch_norm_layers(layers: list[Any]) -> events.BatchNormLayers:
+    """The event with these local BatchNorm layers, and the number of synchronised ones."""
     synchronised = sum(isinstance(each, SyncBatchNorm) for each in gc.get_objects())
-    return Normed(layers=tuple(sorted(each.full_name() for each in layers)), synchronised=synchronised)
+    names = tuple(sorted(each.full_name() for each in layers))
+    return events.BatchNormLayers(layers=names, synchronised=synchronised)
 
 
-def divided() -> dict[str, int]:
+def split_degrees() -> dict[str, int]:
     """The axes but data along which fleet splits the model, with their degrees."""
     group = getattr(fleet.fleet, "_hcg", None)  # private: the public getter raises if there is none
     if group is None:

@@ -12,7 +12,7 @@ from paddle_dp.audit.events import EventJournal
 EPOCHS = 2  # recorded passes over the training data: the second shows whether the order changes
 
 
-class Enough(SystemExit):
+class EnoughRecorded(SystemExit):
     """Ends the script once the audit has recorded enough. `except Exception` does not catch it."""
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class ScriptMonitor:
         return EPOCHS * (self.steps + 1)
 
     def stop(self) -> None:
-        """Raises Enough, now and in every later hook, since a bare `except:` may swallow the first."""
+        """Raises EnoughRecorded, now and in every later hook, since a bare `except:` may swallow the first."""
         self.enough = True
-        raise Enough
+        raise EnoughRecorded
 
     def check(self) -> None:
         if self.enough:
-            raise Enough
+            raise EnoughRecorded
 
     def forget(self, loader: int, number: int) -> None:
         """Removes the batches of a pass without training from the next update."""

@@ -1,4 +1,4 @@
-"""Judges: one file per subject, each a function from the recorded events to a Section with findings.
+"""Judges: one file per subject, each a function from the recorded events to a ReportSection with findings.
 
 Nothing here runs a script or imports paddle.
 """

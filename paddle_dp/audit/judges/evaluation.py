@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, Ended, Exchanged, LoaderCreated, PassBegan, Stepped
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace, Rank, same_loader
 from paddle_dp.text import few, plural
 
 GATHERS = ("all_gather", "all_gather_object", "gather")
 
 
-def evaluation(trace: EventTrace) -> Section:
-    looked, findings = [], []
+def evaluation(trace: EventTrace) -> ReportSection:
+    coverage, findings = [], []
     for loader in sorted({pass_key[0] for rank in trace.ranks for pass_key in rank.passes} - trace.training):
         loader_event, orders = same_loader(trace, loader), trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
         if loader_event is None or not known:
             continue
         managed = trace.ranks[0].passes[loader, 1].managed if (loader, 1) in trace.ranks[0].passes else False
-        looked.append(
+        coverage.append(
             f"{loader_event.samples} samples ({loader_event.dataset}) on {plural(len(known), 'rank')}"
         )
         if len(known) == len(trace.ranks) > 1:
@@ -29,14 +29,14 @@ def evaluation(trace: EventTrace) -> Section:
                 *_reads(trace, loader_event, known, managed),
                 *_numbers(trace, loader_event, known, managed),
             ]
-    if not looked:
-        looked = ["no loader was read without training"]
+    if not coverage:
+        coverage = ["no loader was read without training"]
         if any(rank.ended and rank.ended.reason == "limit" for rank in trace.ranks):
-            looked += [
+            coverage += [
                 "the audit ended the script after two epochs and saw no later one: to audit an evaluation at the "
                 "end, let the script train two epochs only"
             ]
-    return Section("evaluation", "; ".join(looked), tuple(findings))
+    return ReportSection("evaluation", "; ".join(coverage), tuple(findings))
 
 
 def _reads(
@@ -74,7 +74,7 @@ def _reads(
 def _numbers(
     trace: EventTrace, loader_event: LoaderCreated, orders: list[Batches], managed: bool
 ) -> Iterator[AuditFinding]:
-    """Findings on how the ranks' numbers are combined."""
+    """Findings on the combination of the ranks' numbers."""
     shares = [sum(map(len, order)) for order in orders]
     if managed or all(share == loader_event.samples for share in shares):
         return
@@ -124,7 +124,7 @@ def _samples_read(rank: Rank, loader: int) -> int:
 
 
 def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
-    """The collectives after the first pass over a loader, until the next pass or update, and whether there was one."""
+    """The collectives after the first pass over a loader, until the next pass or update; whether that end was seen."""
     collectives: list[Exchanged] = []
     inside = False
     for event in rank.events:

@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import Arrays, EventTrace
 from paddle_dp.text import few, plural
 
-EXACT = 3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
-NEAR = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
-ALIGNED = 0.999  # cosine from which two gradients count as one direction
+EXACT_DISTANCE = (
+    3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
+)
+ROUNDED_DISTANCE = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
+ALIGNED_COSINE = 0.999  # cosine from which two gradients count as one direction
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Update:
         return np.tensordot(shares, [local[name].astype(np.float64) for local in self.local], axes=1)
 
 
-def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Update]:
+def recorded_updates(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Update]:
     """The updates with gradients recorded on all ranks."""
     for step in range(1, trace.steps + 1):
         updates = trace.together(step)
@@ -78,18 +80,18 @@ def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Upd
         )  # fmt: skip
 
 
-def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section:
+def gradients(updates: list[Update], local_norms: bool, why_not: str) -> ReportSection:
     """Judges each recorded update; `why_not`: the reason why one process did not run, "" if it did."""
     if not updates:
-        return Section("gradients", "no update was recorded", ())
+        return ReportSection("gradients", "no update was recorded", ())
     findings: dict[str, AuditFinding] = {}
     for update in updates:
         for finding in judge(update, local_norms):
             findings.setdefault(finding.rule, finding)
     steps = few([update.step for update in updates])
-    looked = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
-    looked += f"each rank's own against the optimizer's, {_against(updates, local_norms, why_not)}"
-    return Section("gradients", looked, tuple(findings.values()))
+    coverage = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
+    coverage += f"each rank's own against the optimizer's, {_against(updates, local_norms, why_not)}"
+    return ReportSection("gradients", coverage, tuple(findings.values()))
 
 
 def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
@@ -127,7 +129,7 @@ def judge(update: Update, local_norms: bool = False) -> Iterator[AuditFinding]:
         for finding in _judge_local(update):
             problem = f"if a rank's loss is the mean over its samples, {finding.what}"
             yield replace(finding, severity="note", what=problem)
-    elif not _right(update, exact):
+    elif not _is_right(update, exact):
         yield _explained(update, exact)
 
 
@@ -149,11 +151,11 @@ def kind_of(update: Update, name: str) -> str:
     return "other"
 
 
-def close(a: np.ndarray, b: np.ndarray, allowed: float = EXACT) -> bool:
+def close(a: np.ndarray, b: np.ndarray, allowed: float = EXACT_DISTANCE) -> bool:
     return float(np.linalg.norm(a - b)) <= allowed * max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
 
 
-def off(a: np.ndarray, b: np.ndarray) -> float:
+def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
     """|a − b| / |b|."""
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
 
@@ -181,19 +183,21 @@ def distance(update: Update) -> float | None:
         return None
     reference = vector(update, "one")
     finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
-    return max(off(final, reference) for final in finals)
+    return max(relative_distance(final, reference) for final in finals)
 
 
-def _right(update: Update, exact: bool) -> bool:
+def _is_right(update: Update, exact: bool) -> bool:
     relative_error, final, reference = distance(update) or 0.0, vector(update, "final"), vector(update, "one")
     if not exact:  # other masks, or other normalisation: only the size can be judged
         return all(kind_of(update, n) == "mean" for n in update.names) or 0.7 < ratio(final, reference) < 1.4
-    return relative_error <= EXACT or (relative_error <= NEAR and close(final, vector(update, "weighted")))
+    is_exchange_exact = close(final, vector(update, "weighted"))
+    return relative_error <= (ROUNDED_DISTANCE if is_exchange_exact else EXACT_DISTANCE)
 
 
 def _not_exchanged(update: Update, alone: list[str]) -> AuditFinding:
     everything = len(alone) == len(update.names)
-    spread = max(off(local[name], update.local[0][name]) for name in alone for local in update.local)
+    pairs = ((local[name], update.local[0][name]) for name in alone for local in update.local)
+    spread = max(relative_distance(*pair) for pair in pairs)
     return AuditFinding(
         rule="not-exchanged", severity="fault", where=update.source_line,
         what="no gradient is exchanged: each rank follows its own" if everything
@@ -218,7 +222,7 @@ def _judge_local(update: Update) -> Iterator[AuditFinding]:
             yield _wrong_scale(update, f"the gradients are {problem}", numbers, remedy)
     weighted = vector(update, "weighted")
     if len(set(update.sizes)) > 1 and not close(final, weighted) and close(final, mean):
-        yield _mean_of_means(update, off(weighted, final))
+        yield _mean_of_means(update, relative_distance(weighted, final))
 
 
 def _mean_of_means(update: Update, relative_error: float) -> AuditFinding:
@@ -244,13 +248,13 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
     averaged = close(final, mean)
     unequal = len(set(update.sizes)) > 1
     # With unequal shares m and u always differ in direction a little; w is one process's gradient.
-    if exact and averaged and unequal and close(vector(update, "weighted"), reference, NEAR):
+    if exact and averaged and unequal and close(vector(update, "weighted"), reference, ROUNDED_DISTANCE):
         return _mean_of_means(update, relative_error)
 
     def is_about(size: float) -> bool:
         """Whether f is `size` times u to 1 %; if directions may differ, `size` times m to 1 %, and times u roughly."""
         if exact and not unequal:
-            return cosine > ALIGNED and abs(factor / size - 1) < 0.01
+            return cosine > ALIGNED_COSINE and abs(factor / size - 1) < 0.01
         return (averaged or abs(ratio(final, mean) / size - 1) < 0.01) and 0.7 < factor / size < 1.4
 
     if is_about(ranks):
@@ -275,7 +279,6 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
 
 
 def _wrong_scale(update: Update, problem: str, numbers: str, remedy: str) -> AuditFinding:
-    where = update.source_line
     return AuditFinding(
-        rule="wrong-scale", severity="fault", where=where, what=problem, evidence=numbers, remedy=remedy
-    )
+        rule="wrong-scale", severity="fault", where=update.source_line, what=problem, evidence=numbers, remedy=remedy,
+    )  # fmt: skip

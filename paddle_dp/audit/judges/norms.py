@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from paddle_dp.audit.events import Buffered, Normed
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.events import BatchNormLayers, RunningMeans
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace
 from paddle_dp.text import few, plural
 
 
-def norms(trace: EventTrace, relative_error: float | None) -> Section:
+def norms(trace: EventTrace, relative_error: float | None) -> ReportSection:
     """Judges the layers; `relative_error`: the first gradient's relative distance from one process's, if known."""
-    normed = trace.ranks[0].first(Normed)
-    if normed is None:
-        return Section("BatchNorm", "no update was done, so no layer was examined", ())
-    local = len(normed.layers)
-    looked = f"{plural(local + normed.synchronised, 'layer')}, {normed.synchronised} of them synchronised"
+    event = trace.ranks[0].first(BatchNormLayers)
+    if event is None:
+        return ReportSection("BatchNorm", "no update was done, so no layer was examined", ())
+    local = len(event.layers)
+    coverage = f"{plural(local + event.synchronised, 'layer')}, {event.synchronised} of them synchronised"
     if not local or len(trace.ranks) < 2:
-        return Section("BatchNorm", looked, ())
-    evidence = [f"{few(normed.layers, 2)}", _means(trace)]
+        return ReportSection("BatchNorm", coverage, ())
+    evidence = [f"{few(event.layers, 2)}", _means(trace)]
     if relative_error is not None:
         evidence.append(
             f"the first gradient is {relative_error:.1%} away from one process's on the same samples"
@@ -30,15 +30,15 @@ def norms(trace: EventTrace, relative_error: float | None) -> Section:
         evidence="; ".join(filter(None, evidence)), where=trace.together(1)[0].where if trace.steps else "",
         remedy="model = paddle.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DataParallel; on a GPU",
     )  # fmt: skip
-    return Section("BatchNorm", looked, (finding,))
+    return ReportSection("BatchNorm", coverage, (finding,))
 
 
 def _means(trace: EventTrace) -> str:
-    """A sentence on how much the ranks' running means differ; "" if they do not."""
-    buffered = [rank.first(Buffered) for rank in trace.ranks]
-    if any(each is None for each in buffered):
+    """A clause on the largest difference of the ranks' running means; "" if they are equal."""
+    events = [rank.first(RunningMeans) for rank in trace.ranks]
+    if any(each is None for each in events):
         return ""
-    means = [each.means for each in buffered if each is not None]
+    means = [each.means for each in events if each is not None]
     spread = {
         name: max(float(np.abs(np.subtract(each[name], means[0][name])).max()) for each in means)
         for name in means[0]

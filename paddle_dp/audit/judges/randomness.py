@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import OptimizerCreated, Seeded, Wrapped
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace, Rank, same_loader
 from paddle_dp.text import few, plural
 
 CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "random": "random.seed(seed)"}
 
 
-def randomness(trace: EventTrace, alone: EventTrace | None) -> Section:
+def randomness(trace: EventTrace, alone: EventTrace | None) -> ReportSection:
     """Judges seeds and draws; `alone`: the run on one process shows whether a second run begins alike."""
     seeds = {(seed.generator, seed.where): seed.value for seed in trace.ranks[0].events_of(Seeded)}
     listed = [f"{generator} {value} ({line})" for (generator, line), value in seeds.items()]
-    looked = f"seeds set by the script: {few(listed) or 'none'}"
+    coverage = f"seeds set by the script: {few(listed) or 'none'}"
     workers = max((loader_event.workers for loader_event in trace.ranks[0].loaders.values()), default=0)
     if workers:
         processes = plural(workers, "loader process", "loader processes")
-        looked += f"; random numbers of the {processes} of each rank are not recorded"
+        coverage += f"; random numbers of the {processes} of each rank are not recorded"
     findings = (*_first_weights(trace, alone), *_order(trace), *_data(trace), *_masks(trace))
-    return Section("randomness", looked, findings)
+    return ReportSection("randomness", coverage, findings)
 
 
 def _first_weights(trace: EventTrace, alone: EventTrace | None) -> Iterator[AuditFinding]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, LoaderCreated
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace, same_loader
 from paddle_dp.text import few, plural
 
@@ -15,8 +15,9 @@ REMEDY = (
 )
 
 
-def samples(trace: EventTrace) -> Section:
-    looked, findings = [], []
+def samples(trace: EventTrace) -> ReportSection:
+    """Judges the reads of each training loader, by index, or by content for a stream."""
+    coverage, findings = [], []
     for loader in sorted(trace.training):
         loader_event = same_loader(trace, loader)
         orders = trace.orders(loader, 1)
@@ -25,16 +26,16 @@ def samples(trace: EventTrace) -> Section:
             continue
         if len(known) < len(orders):
             rows = [_rows(trace, rank, loader) for rank in range(len(trace.ranks))]
-            looked.append(f"{sum(map(len, rows))} samples of {loader_event.dataset}, by their content")
+            coverage.append(f"{sum(map(len, rows))} samples of {loader_event.dataset}, by their content")
             findings += [*streams(loader_event, rows)]
             continue
         reads = sum(len(batch) for order in known for batch in order)
-        looked.append(
+        coverage.append(
             f"{plural(reads, 'read')} of one epoch over {loader_event.samples} samples ({loader_event.dataset})"
         )
         findings += [*shares(loader_event, known), *_repeated_order(trace, loader_event, known)]
     unknown = "no DataLoader was seen in training: which samples are read is not known"
-    return Section("samples", "; ".join(looked) or unknown, tuple(findings))
+    return ReportSection("samples", "; ".join(coverage) or unknown, tuple(findings))
 
 
 def shares(loader_event: LoaderCreated, orders: list[Batches]) -> Iterator[AuditFinding]:

@@ -6,27 +6,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paddle_dp.audit.events import Left, OptimizerCreated, Wrapped
-from paddle_dp.audit.finding import AuditFinding, Section
+from paddle_dp.audit.events import FinalWeights, OptimizerCreated, Wrapped
+from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace
 from paddle_dp.text import few, plural
 
 
-def weights(trace: EventTrace) -> Section:
+def weights(trace: EventTrace) -> ReportSection:
+    """Judges the weights, and the gradients that only some ranks have."""
     if not trace.steps:
-        return Section("weights", "no update was done, so nothing was compared", ())
+        return ReportSection("weights", "no update was done, so nothing was compared", ())
     names = list(trace.together(1)[0].digests)
     if len({tuple(update.digests) for update in trace.together(1)}) > 1:
-        return Section("weights", "the ranks hold different parts of a model, which are not compared", ())
-    looked = (
-        f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(trace.steps, 'update')}"
-    )
-    return Section("weights", f"{looked} and after the last", (*_divergence(trace), *_missing(trace)))
+        coverage = "the ranks hold different parts of a model, which are not compared"
+        return ReportSection("weights", coverage, ())
+    parameters, updates = plural(len(names), "parameter"), plural(trace.steps, "update")
+    coverage = f"{parameters} on all ranks, bit for bit, before {updates} and after the last"
+    return ReportSection("weights", coverage, (*_divergence(trace), *_missing(trace)))
 
 
 def _divergence(trace: EventTrace) -> Iterator[AuditFinding]:
     step = trace.equal_until + 1
-    left = [rank.events_of(Left) for rank in trace.ranks]
+    left = [rank.events_of(FinalWeights) for rank in trace.ranks]
     ends = [each[0].digests for each in left if each]
     if step > trace.steps and (len(ends) < len(trace.ranks) or all(end == ends[0] for end in ends)):
         return
@@ -61,7 +62,7 @@ def _distance(trace: EventTrace, step: int) -> str:
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
         when = f"before update {step}"
     else:
-        ends = [rank.first(Left) for rank in trace.ranks]
+        ends = [rank.first(FinalWeights) for rank in trace.ranks]
         files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(trace.ranks, ends, strict=True)]
         when = "at the end"
     common = [name for name in files[0] if all(name in file for file in files)]

@@ -19,8 +19,8 @@ from unittest import mock
 
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import sides
-from paddle_dp.proof.rehearsed import Rehearsals
-from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.rehearsed import RehearsalComparison
+from paddle_dp.proof.sides import Side, SideRunner
 from paddle_dp.proof.verdict import compare_sides
 from tests.proof.mutants.recorded import digests, only_rounding
 from tests.proof.mutants.side import mutable_files, run_side
@@ -154,7 +154,9 @@ class Exam:
     def _rehearsed(self, many: Side) -> str | None:
         """What --rehearse says against these ranks."""
         try:
-            found = Rehearsals.read(self.one.folder, many.folder, self.setting.ranks).first_difference()
+            found = RehearsalComparison.read(
+                self.one.folder, many.folder, self.setting.ranks
+            ).first_difference()
         except Exception as error:  # noqa: BLE001 - of records that the mutant has made unreadable
             return f"crash of the comparison: {error!r}"
         return None if found is None else found.sentence
@@ -164,7 +166,7 @@ class Exam:
     ) -> tuple[Side, dict[str, set[int]]]:
         noted = self._noted(folder) if lines else None
         with self._in_forks(site, noted):
-            many = self._comparison(self.scratch, rehearse).run_candidate(self.setting.ranks, name=folder)
+            many = self._runner(self.scratch, rehearse).run_candidate(self.setting.ranks, name=folder)
         return many, _union(noted)
 
     def _run_one(
@@ -172,12 +174,12 @@ class Exam:
     ) -> tuple[Side, dict[str, set[int]]]:
         noted = self._noted(folder) if lines else None
         with self._in_forks(site, noted):
-            one = self._comparison(self.scratch / folder, rehearse).run_reference([many])
+            one = self._runner(self.scratch / folder, rehearse).run_reference([many])
         return one, _union(noted)
 
-    def _comparison(self, scratch: Path, rehearse: bool) -> Comparison:
+    def _runner(self, scratch: Path, rehearse: bool) -> SideRunner:
         setting = self.setting
-        return Comparison(setting.path, setting.overrides, STEPS, setting.ranks, scratch, rehearse=rehearse)
+        return SideRunner(setting.path, setting.overrides, STEPS, setting.ranks, scratch, rehearse=rehearse)
 
     def _noted(self, folder: str) -> Path:
         noted = self.scratch / f"lines-{folder}"

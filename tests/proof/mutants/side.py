@@ -18,7 +18,7 @@ from unittest import mock
 
 from paddle_dp.launch.worker import work
 from paddle_dp.proof import trace
-from paddle_dp.proof.sides import failed_together
+from paddle_dp.proof.sides import common_failure
 from tests.proof.mutants.sites import ROOT, changed_codes
 
 
@@ -32,7 +32,7 @@ def run_side(
     """Traces a side with the mutant [file, number], if any; writes the lines that it runs into the folder `lines`, if
     any."""
     # A rank that fails alone in float64 need not wait long for the others, which would fail at the same place.
-    soon = mock.patch.object(trace, "failed_together", partial(failed_together, wait=2.0))
+    soon = mock.patch.object(trace, "common_failure", partial(common_failure, wait=2.0))
     if mutant is not None:
         put_in(*mutant)
     executed: dict[str, set[int]] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Side, compare_sides
-from paddle_dp.proof.rehearsed import Rehearsals
+from paddle_dp.proof.rehearsed import RehearsalComparison
 from paddle_dp.proof.verdict import SAME
 from tests.jobs import run_in_forks
 from tests.proof.zoo.case import RECIPES, Fault, Honest
@@ -158,7 +158,7 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
     ranks = case.setting.ranks
     if case.exam == "rehearsal":
         alone, many = (scratch / str(n) / slug(case.name) / "trace" for n in (1, ranks))
-        found = Rehearsals.read(alone, many, ranks).first_difference()
+        found = RehearsalComparison.read(alone, many, ranks).first_difference()
         kinds = {"samples": "rehearsal", "loss": "rehearsal"}
         return (
             (None, None, "")
