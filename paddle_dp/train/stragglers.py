@@ -12,9 +12,9 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.text import duration
 
 PHASES = ("data", "forward", "backward", "exchange", "update")
-SLOW, NO_LONGER = 1.5, 1.25  # ratios to the others' time: slow from the first on, until below the second
-MATTERS = 0.1  # least delay, as a fraction of a step: a smaller one delays no other rank
-LATER = 0.010  # least delay, in seconds per step: less is the machine's other work, in steps of few ms
+SLOW_RATIO, RECOVERED_RATIO = 1.5, 1.25  # to the others' time: slow from the first on, until below the second
+LEAST_DELAY_FRACTION = 0.1  # least delay, as a fraction of a step: a smaller one delays no other rank
+LEAST_DELAY = 0.010  # least delay, in seconds per step: less is the machine's other work, in steps of few ms
 # A rank is named after so many meetings in a row, over so many steps: a machine may be busy for a while.
 MEETINGS, STREAK_STEPS = 3, 5
 
@@ -57,13 +57,14 @@ class Stragglers:
     the median of the others that hold the same pipeline stage, since the stages of a model differ by nature. Other work
     than updates (evaluations, checkpoints, callbacks) does not count.
 
-    `slowest` is of the last meeting, None before the second and if no rank has peers. `named` are the ranks that are
-    slow now.
+    `slowest` is of the last meeting, None before the second and if no rank has peers; `slowest_numbers` are its numbers
+    for callbacks, which read them in each step. `named` are the ranks that are slow now.
     """
 
     mesh: Mesh
     shares: Sequence[int]
     slowest: RankPace | None = field(default=None, init=False)
+    slowest_numbers: dict[str, float] = field(default_factory=dict, init=False)
     named: set[int] = field(default_factory=set, init=False)
     _streaks: dict[int, _Streak] = field(default_factory=dict, init=False)
     _step: int | None = field(default=None, init=False)  # of the last meeting
@@ -75,13 +76,6 @@ class Stragglers:
         axes = mesh.axes
         shares = [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(mesh.ranks)]
         return cls(mesh, shares)
-
-    @property
-    def slowest_numbers(self) -> dict[str, float]:
-        """The numbers of the slowest rank for callbacks; none if it is not known."""
-        if self.slowest is None:
-            return {}
-        return {"slowest_rank": float(self.slowest.rank), "slowest_times_others": self.slowest.times}
 
     def bring(self, seconds: float) -> list[float]:
         """This rank's part of a meeting's sum over all ranks: at its position its busy seconds by phase since the last
@@ -102,7 +96,11 @@ class Stragglers:
         rows = [numbers[row * rank : row * (rank + 1)] for rank in range(self.mesh.ranks)]
         all_peers = {rank: self._peers(rank) for rank in range(self.mesh.ranks)}
         paces = [self._pace(rank, peers, rows, step - before) for rank, peers in all_peers.items() if peers]
-        self.slowest = max(paces, key=lambda pace: pace.times, default=None)
+        self.slowest = slowest = max(paces, key=lambda pace: pace.times, default=None)
+        if slowest is not None:
+            self.slowest_numbers = {
+                "slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times
+            }  # fmt: skip
         return [sentence for pace in paces for sentence in self._judge(pace, before, step)]
 
     def _pace(self, rank: int, peers: list[int], rows: Sequence[Sequence[float]], steps: int) -> RankPace:
@@ -115,7 +113,7 @@ class Stragglers:
         return RankPace(
             rank=rank, peers=peers, seconds=seconds, usual_seconds=usual_seconds,
             phase=PHASES[delays.index(max(delays))],
-            delays=seconds - usual_seconds >= max(MATTERS * passed, LATER * steps),
+            delays=seconds - usual_seconds >= max(LEAST_DELAY_FRACTION * passed, LEAST_DELAY * steps),
         )  # fmt: skip
 
     def _peers(self, rank: int) -> list[int]:
@@ -130,7 +128,7 @@ class Stragglers:
     def _judge(self, pace: RankPace, before: int, step: int) -> list[str]:
         """A sentence, if the rank has become slow between the meetings at these steps, or is no longer."""
         streak, is_named = self._streaks.setdefault(pace.rank, _Streak()), pace.rank in self.named
-        slow = pace.times >= (NO_LONGER if is_named else SLOW) and pace.delays
+        slow = pace.times >= (RECOVERED_RATIO if is_named else SLOW_RATIO) and pace.delays
         if slow != streak.slow or not streak.meetings:
             self._streaks[pace.rank] = streak = _Streak(slow, 0, before)
         streak.meetings += 1
