@@ -26,7 +26,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 UsePAM no
 StrictModes no
-SetEnv PATH=$PATH PYTHONPATH=$PYTHONPATH OMP_NUM_THREADS=1
+SetEnv PATH=$PATH PYTHONPATH=${PYTHONPATH:-} OMP_NUM_THREADS=1
 END
     cat >> "$folder/config" <<END
 Host node$r 127.0.0.$((r + 1))
