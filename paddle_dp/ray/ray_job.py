@@ -298,6 +298,11 @@ class RayNode:
             if status >= 0:
                 return status, _cause(status, Path(run_folder), lines, began), replaced
             cause = f"node {self.number}: its paddle-dp was killed by {signal.Signals(-status).name}"
+            if self.stopped and -status == signal.SIGTERM:  # nobody's kill: it did not listen to signals yet
+                cause = (
+                    f"node {self.number}: asked to stop while its paddle-dp started. If there is a checkpoint, "
+                    "resume=True goes on from it."
+                )
             if self.stopped or restart == self.restarts:
                 break
             print(f"{cause}, and is started again (restart {restart + 1} of {self.restarts})", flush=True)
