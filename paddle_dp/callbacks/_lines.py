@@ -47,9 +47,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
         text += f"; strategy {run.recipe.strategy.name} is for several ranks: --ranks 2"
     idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
     if idle > 0:
-        which = f"{mesh.dp_size} ranks" if mesh.dp_size == mesh.ranks else f"{mesh.dp_size} groups of ranks"
-        which = f"{mesh.dp_size} workers" if mesh.axes.servers else which
-        text += f"; {idle} of {which} will always be without a sample, for train.batch is {sampler.batch}"
+        text += f"; {idle} of {mesh.axes.readers} will always be without a sample, for train.batch is {sampler.batch}"
         text += f" in {sampler.micro_batches} micro-batches" if sampler.micro_batches > 1 else ""
     left = len(run.changes) - 3
     more = [f"and {plural(left, 'more change')}"] if left > 0 else []

@@ -133,12 +133,14 @@ def _forecast(
 
     check_ranks(ranks)
     import_paddle()
-    from paddle_dp.verbs.check_screen import Wire, forecast
+    from paddle_dp.plan.bound import Compute, Wire
+    from paddle_dp.verbs.check_screen import forecast
 
     wire = None
     if link is not None:
         speed = quantity("--link", LinkSpeed, link)
-        wire = Wire(link=speed, compute=None if compute is None else quantity("--compute", Duration, compute))
+        seconds = None if compute is None else quantity("--compute", Duration, compute).seconds
+        wire = Wire(link=speed, compute=None if seconds is None else Compute.from_seconds(seconds))
     return lambda recipe: forecast(recipe, ranks, build, wire)
 
 

@@ -166,11 +166,7 @@ def _read(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
 
     recipe = read_recipe(job.recipe, job.all_overrides)
     strategy = recipe.strategy.config
-    each = RankDevices(servers=strategy.servers)
-    if strategy.accelerators > 1:
-        each = RankDevices(strategy.accelerators, strategy.with_fewer)
-    elif strategy.servers:
-        each = replace(each, fewer="each worker takes one")
+    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
     plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
     return recipe, replace(plan, limits=limits)

@@ -34,7 +34,8 @@ AXIS_FACTS = {
     "sequence": AxisFacts("hold different tokens of the same texts", 2, sums_gradients=True, replicates=True),
     "tensor": AxisFacts("hold slices of the same layers", 4),
 }  # fmt: skip
-SERVER_FACTS = AxisFacts("read nothing, and update a part of the parameters each", 6)  # on no axis
+# With the ranks that are on no axis.
+RANK_FACTS = {**AXIS_FACTS, "servers": AxisFacts("read nothing, and update a part of the parameters each", 6)}
 
 AXES = tuple(AXIS_FACTS)
 SAMPLE_AXES = tuple(axis for axis, facts in AXIS_FACTS.items() if facts.splits_batch)
@@ -67,7 +68,7 @@ class Degrees:
 
     def __str__(self) -> str:
         if self.servers:
-            return f"{plural(self.servers, 'server')}, {plural(self.dp_size, 'worker')}"
+            return f"{plural(self.servers, 'server')}, {self.readers}"
         return " × ".join(f"{axis} {self[axis]}" for axis in self.split_axes) or "one process"
 
     @property
@@ -130,6 +131,17 @@ class Degrees:
     def reads(self, rank: int) -> bool:
         """Whether `rank` reads samples and computes, which a server does not."""
         return self.dp_rank(rank) >= 0
+
+    @property
+    def facts(self) -> dict[str, AxisFacts]:
+        """The facts of each split axis, and of the servers, if there are any."""
+        return {name: RANK_FACTS[name] for name in (*self.split_axes, *["servers"] * bool(self.servers))}
+
+    @property
+    def readers(self) -> str:
+        """ "4 ranks", "2 groups of ranks", or "3 workers": they read different samples."""
+        noun = "worker" if self.servers else "rank" if self.dp_size == self.ranks else "group"
+        return plural(self.dp_size, noun) + " of ranks" * (noun == "group")
 
     def role(self, rank: int) -> str:
         """Returns "server 1" or "worker 0" if there are servers, else ""."""

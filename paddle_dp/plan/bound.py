@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paddle_dp.plan.exchange import Sent, When
 from paddle_dp.plan.pipeline_schedule import Kind, Schedule, Work, orders, timeline
+from paddle_dp.plan.rank_memory import Sent, When
+from paddle_dp.units import LinkSpeed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,14 @@ class Compute:
     @property
     def total(self) -> float:
         return self.forward + self.backward + self.update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """The inputs of a step-time forecast: the link's speed, and a rank's compute time in a step."""
+
+    link: LinkSpeed
+    compute: Compute | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

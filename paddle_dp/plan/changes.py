@@ -43,6 +43,11 @@ class Facts:
     one_process: bool = False
     load: float = 0.0
 
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks do the same work, on other samples or slices: there are neither stages nor servers."""
+        return self.degrees.get("pipeline", 1) == 1 and not self.servers
+
 
 @dataclass(frozen=True, kw_only=True)
 class TuningAdvice:
@@ -176,7 +181,7 @@ def _fewer_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuni
     if len(rank_times) > 1 and facts.degrees.keys() <= {"data"}:
         computing = sum(times.data + times.forward + times.backward for times in rank_times)
         yield TuningAdvice(
-            what="--ranks 1" + " strategy.use=single" * bool(facts.servers),
+            what="--ranks 1" + " strategy.use=single" * (not facts.alike),
             why="the ranks' exchange takes longer than it saves",
             seconds=computing + max(times.update + times.callbacks for times in rank_times),
         )
@@ -184,9 +189,8 @@ def _fewer_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuni
 
 def _rank_per_core(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
     """Ranks that share cores take turns; one rank per core does the same work without."""
-    if facts.servers:
-        return
-    if facts.device == "cpu" and facts.local_ranks > facts.cores and facts.degrees.keys() <= {"data"}:
+    crowded = facts.device == "cpu" and facts.local_ranks > facts.cores
+    if crowded and facts.alike and facts.degrees.keys() <= {"data"}:
         yield TuningAdvice(
             what=f"--ranks {facts.cores}",
             why=f"{facts.local_ranks} ranks share {facts.cores} cores, and take turns",
@@ -212,9 +216,7 @@ def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tunin
     """Twice the ranks halve the computing of each; the wire carries 2 (n - 1) / n of the gradients."""
     count = len(rank_times)
     computing = [times.forward + times.backward for times in rank_times]
-    # More workers need more of the servers' links.
-    is_cut = facts.degrees.get("pipeline", 1) > 1 or facts.servers
-    if is_cut or min(computing) < 0.6 * _step(rank_times) or facts.batch < 2 * count:
+    if not facts.alike or min(computing) < 0.6 * _step(rank_times) or facts.batch < 2 * count:
         return
     data = facts.degrees.get("data", 1)
     more = 1.0 if data == 1 else ((2 * data - 1) / (2 * data)) / ((data - 1) / data)

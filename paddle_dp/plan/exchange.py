@@ -17,12 +17,7 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
     sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2);
                                              of 1/t of the heads beside t tensor ranks
                      gradients               2(n−1)/n·Ψ
-    branches         activations             (n−1)·O for the outputs O of a rank's branches; 2(n−1)/n·I for the inputs I
-                                             of their layers that have a gradient
-                     gradients               2(n−1)/n·Ψ of the weights that several ranks' branches share, n: all ranks
     pipeline         activations             A for each boundary between stages, and each direction
-    servers          gradients, parameters   a worker sends Ψ and receives Ψ; each of s servers receives and sends n·Ψ/s
-                                             for n workers (Li et al. 2014, OSDI)
 
 Ranks of the sharding axis send unequal amounts because parameters are not split; the table has their mean. It leaves
 out the exchanges for metrics, the gradient norm and a split loss: a few numbers per sample or token.
@@ -33,55 +28,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
 from paddle_dp.plan.memory import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,
-    BranchTraffic,
     Layout,
+    Payload,
     RankMemory,
+    Sent,
     Weight,
+    When,
     distinct,
     distinct_weights,
     layer_loads,
     layers,
-    on_rank,
     owned,
-    rank_memory,
-    served,
 )
 from paddle_dp.plan.sharded import travels
-
-# The forwards or backwards of micro-batches during which bytes are sent; between stages: from a span to the next one.
-When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
-
-
-Payload = Literal["gradients", "parameters", "activations"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """Bytes that a rank sends along an axis in one step.
-
-    `received`: the bytes received, if another number. `hides`: the layout's dependencies allow the rank to compute
-    meanwhile. `transfers`: between stages, the transfers of one micro-batch.
-    """
-
-    axis: str
-    payload: Payload
-    bytes: float
-    when: When
-    hides: bool = True
-    received: float | None = None
-    transfers: int = 1
-
-    @property
-    def received_bytes(self) -> float:
-        """The bytes received in one step."""
-        return self.bytes if self.received is None else self.received
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +70,12 @@ def sent(
     blocks: Blocks, layout: Layout, rank: int, micro_batches: int, between: Between | None
 ) -> list[Sent]:
     """All transfers of `rank` in one step. With `between` None activations are unknown and left out."""
-    if layout.degrees.servers:
-        return [*_with_servers(blocks, layout, rank)]
-    memory = rank_memory(blocks, layout, rank)
-    if layout.branches is not None:
-        return [each for each in _with_branches(layout, layout.branches, memory, blocks) if each.bytes]
-    transfers = [*_gradients(blocks, layout, memory, distinct_weights(blocks, memory.blocks), micro_batches)]
+    memory = layout.memory(blocks, rank)
+    if (counted := layout.transfers(blocks, memory)) is not None:
+        return counted
+    transfers = [
+        *axes_gradients(blocks, layout, memory, distinct_weights(blocks, memory.blocks), micro_batches)
+    ]
     if between is not None:
         transfers += [
             *_activations(layout, memory, len(blocks), between),
@@ -123,51 +88,6 @@ def sent(
     return [each for each in transfers if each.bytes or each.received_bytes]
 
 
-def _with_branches(
-    layout: Layout, branches: BranchTraffic, memory: RankMemory, blocks: Blocks
-) -> Iterator[Sent]:
-    """Outputs to every other rank; all-reduces of input and weight gradients."""
-    tp_rank, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
-    weights = distinct_weights(on_rank(blocks, tp_rank), range(len(blocks)))
-    yield from _gradients(blocks, layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
-    shared = sum(weight.size for weight in weights if len(weight.at) > 1 and not weight.frozen)
-    size = 2 * (every - 1) / every * shared * layout.widths.gradient
-    yield Sent(axis="branches", payload="gradients", bytes=size, when="last backward")
-    if branches.outputs:
-        out = (ranks - 1) * branches.outputs[tp_rank]
-        into = sum(branches.outputs) - branches.outputs[tp_rank]
-        yield Sent(
-            axis="branches",
-            payload="activations",
-            bytes=out,
-            received=into,
-            when="every forward",
-            hides=False,
-        )
-        yield _inside("branches", 2 * (ranks - 1) / ranks * branches.inputs, "every backward")
-
-
-def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
-    """A worker sends all gradients and receives all parameters; a server does the reverse with its part, per worker."""
-    server_elements, degrees, serves = served(blocks, layout), layout.degrees, not layout.degrees.reads(rank)
-    moved = server_elements[rank] * degrees.dp_size if serves else sum(server_elements)
-
-    def way(payload: Payload, width: int, when: When, out: bool, hides: bool) -> Sent:
-        size = float(moved * width)
-        return Sent(
-            axis="servers",
-            payload=payload,
-            bytes=size if out else 0.0,
-            received=0.0 if out else size,
-            when=when,
-            hides=hides,
-        )
-
-    hides = serves or not layout.asynchronous  # an asynchronous worker pushes after its backward
-    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=hides)
-    yield way("parameters", layout.widths.parameter, "first forward", out=serves, hides=False)
-
-
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
     """The bytes that a rank sends in one step, the mean over ranks."""
     ranks = range(layout.degrees.ranks)
@@ -176,7 +96,7 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
     )
 
 
-def _gradients(
+def axes_gradients(
     blocks: Blocks, layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
 ) -> Iterator[Sent]:
     """Gradients and ZeRO's parameters, along axes with other samples or tokens on each rank."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from paddle_dp.plan.activations import ActivationFormat, Tokens, activation_bytes, in_flight
 from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.memory import state_bytes
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.units import Recompute
 
@@ -67,7 +67,7 @@ class FullestRank:
 
     def _owner(self, layout: Layout, stage: int) -> RankMemory:
         degrees = layout.degrees
-        first = rank_memory(self.blocks, layout, degrees.rank({"pipeline": stage}))
+        first = layout.memory(self.blocks, degrees.rank({"pipeline": stage}))
         if degrees.sharding == 1:
             return first
         sizes = distinct(self.blocks, first.blocks, degrees.tensor, frozen=False)
@@ -77,7 +77,7 @@ class FullestRank:
         owner = loads.index(max(loads))
         if owner == 0:
             return first
-        return rank_memory(self.blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
+        return layout.memory(self.blocks, degrees.rank({"pipeline": stage, "sharding": owner}))
 
     def _activations(self, choice: Candidate, memory: RankMemory) -> float:
         """Bytes of a stage's activations."""

@@ -1,4 +1,4 @@
-"""The weights that a rank of a layout holds, and the bytes of its parameters, gradients and optimizer states."""
+"""A layout, the weights that a rank of it holds, and the bytes of its parameters, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from paddle_dp.plan.memory import (
     Widths,
     deal,
     flat_gradient_bytes,
-    inbound_bytes,
-    owned_sizes,
-    owners,
     residual_bytes,
     state_bytes,
 )
@@ -32,7 +29,7 @@ class Weight:
 
     `cut`: the tensor axis splits it. `frozen`: it has no gradient and no optimizer state, and an owner in stage 3 only.
     `statistic`: it is a BatchNorm's, counts as frozen and never has an owner. `at`: the ranks of the tensor axis that
-    hold a weight of branches; empty: all.
+    hold it; empty: all.
     """
 
     name: str
@@ -52,31 +49,46 @@ class Weight:
 Blocks = Sequence[Sequence[Weight]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BranchTraffic:
-    """Bytes that a model's branches exchange in one step, for all samples of a dp_rank.
+# The forwards or backwards of micro-batches during which bytes are sent; between stages: from a span to the next one.
+When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
+Payload = Literal["gradients", "parameters", "activations"]
 
-    `outputs`: of each rank of the tensor axis; empty: not measured. `inputs`: the layers' inputs that have a gradient.
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """Bytes that a rank sends along an axis in one step.
+
+    `received`: the bytes received, if another number. `hides`: the layout's dependencies allow the rank to compute
+    meanwhile. `transfers`: between stages, the transfers of one micro-batch.
     """
 
-    outputs: tuple[float, ...] = ()
-    inputs: float = 0.0
+    axis: str
+    payload: Payload
+    bytes: float
+    when: When
+    hides: bool = True
+    received: float | None = None
+    transfers: int = 1
+
+    @property
+    def received_bytes(self) -> float:
+        """The bytes received in one step."""
+        return self.bytes if self.received is None else self.received
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How a strategy splits a model over ranks, as numbers: all that planning and pictures need of a strategy.
 
+    A strategy whose ranks hold or send other bytes than the axes' arithmetic counts has a subclass of it in its folder.
     `partition`: the split of a pipeline's blocks, with `virtual_stages` per rank. `prefetch`: chunks of layers that
     ZeRO's stage 3 fetches ahead. `sequence_parallel`: tensor ranks split the tokens between cut layers. `compress`: the
     compression of gradients between data ranks. `reduce_dtype`: the dtype in which gradients are sent; None: theirs.
     `averaged_every`: weights are sent once in so many steps, instead of each step's gradients (0: gradients are sent);
     with `averaged_states` the optimizer states, too. `copies`: further copies of the trained weights that a rank keeps.
-    `asynchronous`: no rank waits for another one to compute. `pulls_rows`: of some tables servers and workers exchange
-    only the rows that a batch reads: less than a plan's bytes. `exchange`: data_parallel's exchange by name; "": this
-    package's. `bucket`: bytes of Paddle's buckets. `branches`: the tensor ranks have branches of layers, and no slices.
-    `replicas`: of the whole model in each process; `separate_devices`: each on an accelerator, if any.
-    `widths`, the bytes per element, follow from optimizer and precision.
+    `asynchronous`: no rank waits for another one to compute. `exchange`: data_parallel's exchange by name; "": this
+    package's. `bucket`: bytes of Paddle's buckets. `replicas`: of the whole model in each process; `separate_devices`:
+    each on an accelerator, if any. `widths`, the bytes per element, follow from optimizer and precision.
     """
 
     degrees: Degrees
@@ -95,16 +107,14 @@ class Layout:
     averaged_states: bool = False
     copies: float = 0.0
     asynchronous: bool = False
-    pulls_rows: bool = False
-    branches: BranchTraffic | None = None
     replicas: int = 1
     separate_devices: bool = False
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
 
     def called(self, axis: str) -> str:
-        """The axis's name on the screen: "branches" if its ranks have branches."""
-        return "branches" if axis == "tensor" and self.branches is not None else axis
+        """The axis's name on the screen."""
+        return axis
 
     @property
     def gradient_on_its_way(self) -> int:
@@ -120,6 +130,37 @@ class Layout:
     def devices(self) -> int:
         """The number of devices that hold the replicas of one process."""
         return self.replicas if self.separate_devices and self.accelerator else 1
+
+    @property
+    def unequal_ranks(self) -> Sequence[int]:
+        """The first rank of each stage and owner; the other ranks of a stage or owner hold as much."""
+        degrees = self.degrees
+        return [
+            degrees.rank({"pipeline": stage, "sharding": owner})
+            for stage in range(degrees.pipeline)
+            for owner in range(degrees.sharding)
+        ]
+
+    @property
+    def extra_label(self) -> str:
+        """The name of a rank's extra bytes (`RankMemory`)."""
+        if self.copies:
+            return "copies of the weights"
+        return "errors of compression" if self.compress else "buffers of the exchange"
+
+    @property
+    def transient_label(self) -> str:
+        """The name of a rank's transient bytes at their peak."""
+        and_more = ", copies and gradients" if self.accelerator and self.prefetch else ""
+        return f"weights of other owners{and_more} at work or under way"
+
+    def memory(self, blocks: Blocks, rank: int) -> RankMemory:
+        """The blocks and the memory of `rank`."""
+        return _axes_memory(blocks, self, rank)
+
+    def transfers(self, blocks: Blocks, memory: RankMemory) -> list[Sent] | None:
+        """All transfers of a rank in one step; None: `plan.exchange` counts them, axis by axis."""
+        return None
 
     def __str__(self) -> str:
         return str(self.degrees).replace("tensor", self.called("tensor"))
@@ -194,11 +235,9 @@ def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
     }
 
 
-def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
-    """The blocks and the memory of `rank`. A weight that two pipeline stages share is on both."""
+def _axes_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
+    """The memory of a rank of axes. A weight that two pipeline stages share is on both."""
     degrees = layout.degrees
-    if degrees.servers:
-        return _with_servers(blocks, layout, rank)
     coords = degrees.coords(rank)
     blocks = on_rank(blocks, coords["tensor"])
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
@@ -252,37 +291,6 @@ def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
     return layout.copies * sum(sizes) * width + errors + buffers
 
 
-def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
-    """A worker holds the whole model and its gradients. A server holds its part of the trained weights with the
-    gradients' sum and the optimizer states, a copy of the frozen weights, and the received gradients."""
-    degrees, every = layout.degrees, range(len(blocks))
-    trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
-    serves = not degrees.reads(rank)
-    elements = served(blocks, layout)[rank] if serves else trained
-    return RankMemory(
-        rank=rank,
-        coords=degrees.coords(rank),
-        stages=(tuple(every),),
-        parameters=elements + frozen,
-        trained=elements,
-        state=StateBytes(
-            parameters=float((elements + frozen) * layout.widths.parameter),
-            gradients=float(elements * layout.widths.gradient),
-            optimizer=float(elements * layout.widths.optimizer if serves else 0),
-        ),
-        transient=inbound_bytes(elements, layout.widths.gradient, degrees.dp_size, not layout.asynchronous)
-        if serves
-        else 0.0,
-    )
-
-
-def served(blocks: Blocks, layout: Layout) -> list[int]:
-    """The number of trained elements that each server owns."""
-    sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
-    servers = layout.degrees.servers
-    return owned_sizes(sizes, owners(sizes, servers), servers)
-
-
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:
     """A block's weights by layer, without statistics; names within a layer differ only in their last part."""
     by_layer = groupby(block, key=lambda weight: weight.name.rpartition(".")[0])
@@ -314,16 +322,5 @@ def _fetched_bytes(blocks: Blocks, here: Sequence[int], layout: Layout, owner: i
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """The memory of each stage and owner, of each rank with branches, or of each server and one worker.
-
-    All other ranks hold as much as the first one along their data, sequence or tensor axis.
-    """
-    degrees = layout.degrees
-    if degrees.servers:
-        return [rank_memory(blocks, layout, rank) for rank in range(degrees.servers + 1)]
-    return [
-        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner, "tensor": tp_rank}))
-        for stage in range(degrees.pipeline)
-        for owner in range(degrees.sharding)
-        for tp_rank in range(degrees.tensor if layout.branches is not None else 1)
-    ]
+    """The memory of ranks that hold unequal amounts: the first one of each kind."""
+    return [layout.memory(blocks, rank) for rank in layout.unequal_ranks]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paddle_dp.mesh.degrees import AXIS_FACTS, SERVER_FACTS, Degrees
+from paddle_dp.mesh.degrees import AXIS_FACTS, Degrees
 from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
@@ -25,23 +25,18 @@ def layout(run: RunRecord) -> Html:
     degrees = degrees_of(run)
     if degrees is None:
         return ""
-    facts_of = {axis: (degrees[axis], AXIS_FACTS[axis]) for axis in degrees.split_axes}
-    if degrees.servers:
-        facts_of["servers"] = degrees.servers, SERVER_FACTS
-    roles = {f"{name} {size}: ranks {facts.role}": facts.colour for name, (size, facts) in facts_of.items()}
+    facts = degrees.facts
+    roles = {f"{name} {degrees[name]}: ranks {each.role}": each.colour for name, each in facts.items()}
     if not roles:
         return section("Layout", paragraph("One process: nothing is split, and nothing is exchanged."))
     text = f"{plural(degrees.ranks, 'rank')}: {degrees}. A rank is a process; those in one frame share its coordinate."
     if degrees.ranks > _MOST_DRAWN_RANKS:
         picture = paragraph(f"More than {_MOST_DRAWN_RANKS} ranks are not drawn.", "quiet")
     else:
-        servers = "".join(
-            f'<span class="rank">rank {rank} (server)</span>' for rank in range(degrees.servers)
-        )
-        frame = (
-            f'<div class="frame c{SERVER_FACTS.colour}"><span>servers</span><div class="in">{servers}</div></div>'
-            if servers
-            else ""
+        idle = [rank for rank in range(degrees.ranks) if not degrees.reads(rank)]
+        spans = "".join(f'<span class="rank">rank {rank} (server)</span>' for rank in idle)
+        frame = spans and (
+            f'<div class="frame c{facts["servers"].colour}"><span>servers</span><div class="in">{spans}</div></div>'
         )
         picture = (
             f'<div class="card"><div class="in">{frame}{_frames(degrees, degrees.split_axes, {})}</div></div>'

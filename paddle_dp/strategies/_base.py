@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from paddle_dp.learner import Strategy
     from paddle_dp.mesh import Mesh
+    from paddle_dp.plan.bound import Wire
     from paddle_dp.recipe import Recipe
 
 
@@ -56,8 +57,8 @@ class StrategyConfig:
 
     @property
     def with_fewer(self) -> str:
-        """For ranks with several accelerators: their use, and the setting for fewer, as the end of a sentence."""
-        return ""
+        """The accelerators that ranks use, and the setting for fewer if there is one, as the end of a sentence."""
+        return "each rank takes one"
 
     @property
     def chained(self) -> str:
@@ -121,6 +122,10 @@ class StrategyConfig:
     def rank_layers(self, recipe: Recipe, memory: RankMemory) -> list[nn.Layer] | None:
         """Builds the layers of one rank on the CPU; None if the model's `blocks` and `cuts` describe them."""
         return None
+
+    def traffic(self, layout: Layout, blocks: Blocks, wire: Wire | None) -> list[str]:
+        """Lines on a step's bytes of each role, and their time over a `wire`, if ranks have roles; by default none."""
+        return []
 
     def build(self, mesh: Mesh) -> Strategy:
         """Prepares this process and returns the strategy on `mesh`. Collective. Raises UsageError for a mesh that does

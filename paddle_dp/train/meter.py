@@ -59,13 +59,12 @@ class Meter:
         return numbers
 
 
-def worker_averages(rows: Sequence[Mapping[str, float]], servers: int) -> dict[str, float]:
-    """The numbers that a server shows, from the `read` of each rank, servers first: its speed, the workers' waiting and
-    tokens, since only they read samples, and the most memory of a rank."""
-    workers = rows[servers:]
-    numbers = {**rows[0], "waiting": sum(row["waiting"] for row in workers) / len(workers)}
+def reader_averages(rows: Sequence[Mapping[str, float]], readers: Sequence[int]) -> dict[str, float]:
+    """The numbers that rank 0 shows if it reads no samples, from the `read` of each rank: its speed, the waiting and
+    tokens of the `readers`, the ranks that do, and the most memory of a rank."""
+    numbers = {**rows[0], "waiting": sum(rows[rank]["waiting"] for rank in readers) / len(readers)}
     numbers["memory"] = max(row["memory"] for row in rows)
-    lengths = [row["tokens_per_second"] for row in workers if "tokens_per_second" in row]
+    lengths = [rows[rank]["tokens_per_second"] for rank in readers if "tokens_per_second" in rows[rank]]
     return {**numbers, "tokens_per_second": max(lengths)} if lengths else numbers
 
 

@@ -24,7 +24,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import blame
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
-from paddle_dp.train.meter import worker_averages
+from paddle_dp.train.meter import reader_averages
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.stopping import StopRequests
 from paddle_dp.train.training_state import TrainingState
@@ -292,10 +292,10 @@ class CallbackHook(StepHook):
             faulty = learner.faulty_gradients
             training.soundness.refuse_gradients(metrics["gradient_norm"], faulty, step.number)
         training.soundness.finite = step.number
-        speed, servers = training.meter.read(step.batch), training.mesh.axes.servers
-        if servers:  # the first server writes the lines, and has no samples
-            rows = training.mesh.gather(speed)
-            speed = worker_averages(rows, servers) if training.mesh.is_main else speed
+        speed, mesh = training.meter.read(step.batch), training.mesh
+        if not mesh.axes.reads(0):  # it writes the lines, and has no samples
+            rows = mesh.gather(speed)
+            speed = reader_averages(rows, mesh.readers) if mesh.is_main else speed
         numbers = {**metrics, "lr": step.rate, **speed, **self._slowest_numbers()}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from paddle_dp.axes.meta_init import built, describe_weights
 from paddle_dp.core.parameter_groups import describe_groups
@@ -20,20 +19,12 @@ from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.part import lazily
 from paddle_dp.part.groups import turns_of
-from paddle_dp.plan.bound import Compute, bound
-from paddle_dp.plan.exchange import Sent, sent
-from paddle_dp.plan.rank_memory import (
-    Blocks,
-    Layout,
-    RankMemory,
-    rank_memories,
-    rank_memory,
-    total_parameters,
-)
+from paddle_dp.plan.bound import Wire, bound
+from paddle_dp.plan.exchange import sent
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, rank_memories, total_parameters
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.train.meter import peak_memory
-from paddle_dp.units import Duration, LinkSpeed
 from paddle_dp.verbs.forecast import (
     activation_bytes,
     activation_format,
@@ -45,18 +36,10 @@ from paddle_dp.verbs.forecast import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wire:
-    """The inputs of a step-time forecast: the link's speed, and a rank's compute time in a step."""
-
-    link: LinkSpeed
-    compute: Duration | None = None
-
-
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
     """Yields lines for the screen: the layout, the whole model, one rank's part, its traffic and, over a `wire`, the
-    time for it. The rank is `rank`, with its layers built, too, or the one with the most memory; with servers, each
-    server and a worker have lines. Raises UsageError for a layout that cannot run, PaddleDPError if the built layers
+    time for it. The rank is `rank`, with its layers built, too, or the one with the most memory; if ranks have roles,
+    one of each role has lines. Raises UsageError for a layout that cannot run, PaddleDPError if the built layers
     have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
@@ -86,17 +69,17 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     except DataError as error:
         yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{plural(ranks, 'rank')}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
-    memories = rank_memories(blocks, layout) if rank is None else [rank_memory(blocks, layout, rank)]
+    memories = rank_memories(blocks, layout) if rank is None else [layout.memory(blocks, rank)]
     shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
-    for memory in memories if layout.degrees.servers else [shown]:
+    for memory in [each for each in memories if layout.degrees.role(each.rank)] or [shown]:
         yield from _described(recipe, layout, blocks, memory)
-    if layout.degrees.servers:
-        yield from _with_servers(layout, blocks, wire)
+    if traffic := recipe.strategy.config.traffic(layout, blocks, wire):
+        yield from traffic
     elif ranks > 1:
         yield from _exchange(recipe, layout, blocks, shown.rank, wire)
     if layout.accelerator and recipe.train.device == "auto" and recipe.train.precision.is_low:
         yield "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
-    if rank is not None and layout.degrees.reads(rank):  # a server runs no layer
+    if rank is not None and layout.degrees.reads(rank):  # else it runs no layer
         yield _built(recipe, layout, shown)
 
 
@@ -144,9 +127,9 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
     state = memory.state
     sizes = {"weights": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
     if memory.extra:
-        sizes[_buffers_label(layout)] = memory.extra
+        sizes[layout.extra_label] = memory.extra
     if memory.transient:
-        sizes[_transit_label(layout)] = memory.transient
+        sizes[layout.transient_label] = memory.transient
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         kernel = ", flash attention" if activation_format(recipe, layout).flash else ""
@@ -162,32 +145,15 @@ def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
 
 
-def _buffers_label(layout: Layout) -> str:
-    """The name of a rank's extra bytes."""
-    if layout.copies:
-        return "copies of the weights"
-    return "errors of compression" if layout.compress else "buffers of the exchange"
-
-
-def _transit_label(layout: Layout) -> str:
-    """The name of a rank's transient bytes at their peak."""
-    if layout.degrees.servers:
-        return "on their way from and to the workers" if layout.asynchronous else "received gradients"
-    and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
-    return f"weights of other owners{and_more} at work or under way"
-
-
 def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
     """Yields lines on the rank's traffic in a step; over a wire also its time, and the shortest step."""
-    activations = between(recipe, layout)
-    transfers = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
+    transfers = sent(blocks, layout, rank, recipe.train.micro_batches, between(recipe, layout))
     total = sum(each.bytes for each in transfers)
     summary = ", ".join(
         f"{axis} {amount(size)} of {payload}" for (axis, payload), size in _by_axis(transfers).items()
     )
-    degrees = layout.degrees
-    unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
-    unknown = unknown if layout.branches is None else not layout.branches.outputs
+    degrees, activations = layout.degrees, any(each.payload == "activations" for each in transfers)
+    unknown = max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1 and not activations
     left_out = " (activations are counted for transformers only)" if unknown else ""
     if summary or not unknown:
         yield f"a step sends {amount(total)}: {summary}{left_out}" if summary else "a step sends nothing"
@@ -200,37 +166,14 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     if wire.compute is None:
         yield alone
         return
-    compute, order = Compute.from_seconds(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
-    best, worst = (duration(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
-    yield (
-        f"{alone}: a step that computes for {duration(compute.total)} lasts {best} at least, and {worst} where nothing "
-        "is sent meanwhile"
+    order = order_of(layout, recipe.train.micro_batches)
+    best, worst = (
+        duration(bound(wire.compute, transfers, speed, order, overlap)) for overlap in (True, False)
     )
-
-
-def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator[str]:
-    """Yields lines on the traffic of each server and of a worker in a step; over a wire also the shortest step."""
-    degrees = layout.degrees
-    ranks = [memory.rank for memory in rank_memories(blocks, layout)]
-    exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in ranks}
-    for rank, transfers in exchanges.items():
-        sender = "each worker" if degrees.reads(rank) else degrees.role(rank)
-        out, into = (
-            " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each)))
-            for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)
-        )
-        at_most = " at most" if layout.pulls_rows else ""
-        yield f"a step: {sender} sends{at_most} {out} and takes{at_most} {into}"
-    if layout.pulls_rows:
-        yield "of a table that is pulled by rows a step moves the rows that its samples read: less than these bytes"
-    if wire is None or layout.pulls_rows:
-        return
-    speed = wire.link.bytes_per_second
-    compute = Compute.from_seconds(0.0 if wire.compute is None else wire.compute.seconds)
-    slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
-    computes = "" if wire.compute is None else f" a step that computes for {duration(compute.total)} lasts"
-    takes = f"{computes or ' a step takes'} {duration(slowest)} at least"
-    yield f"over {wire.link}{takes}, for the busiest link is a server's"
+    yield (
+        f"{alone}: a step that computes for {duration(wire.compute.total)} lasts {best} at least, and {worst} where "
+        "nothing is sent meanwhile"
+    )
 
 
 def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:

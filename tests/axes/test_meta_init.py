@@ -10,7 +10,7 @@ from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import Layout, rank_memory, total_parameters
+from paddle_dp.plan.rank_memory import Layout, total_parameters
 from tests.ranks import run_ranks
 
 SMALL = {"vocab": 32, "width": 16, "depth": 4, "heads": 4, "length": 8}
@@ -52,7 +52,7 @@ def test_every_rank_s_part_can_be_built_and_is_as_planned(settings):
     blocks = described(model)
     degrees = Degrees(tensor=2, pipeline=2 if len(blocks) > 1 else 1)
     for rank in range(degrees.ranks):
-        mine = rank_memory(blocks, Layout(degrees=degrees), rank)
+        mine = Layout(degrees=degrees).memory(blocks, rank)
         layers = built(model.build, mine.blocks, mine.coords["tensor"], 2)
         assert sizes(layers) == mine.parameters
         assert all(p._is_initialized() for layer in layers for p in layer.parameters())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.callbacks._pictures import picture
-from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_servers, draw, frame
+from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_idle, draw, frame
 from paddle_dp.mesh.degrees import Degrees
 
 MESHES = [
@@ -80,7 +80,7 @@ def test_a_long_title_is_not_cut(words: int) -> None:
 
 def test_servers_stand_above_the_ranks_that_compute() -> None:
     degrees = Degrees(data=3, servers=2)
-    found = ranks(_with_servers(2, whole(degrees)))
+    found = ranks(_with_idle(degrees, whole(degrees)))
     assert found == {
         "rank 0": ("servers",), "rank 1": ("servers",),
         **{f"rank {2 + n}": (f"data {n}",) for n in range(3)},

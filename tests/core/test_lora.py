@@ -21,7 +21,7 @@ from paddle_dp.export.export import export
 from paddle_dp.mesh import join
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.model.compiled import compiled
-from paddle_dp.plan.rank_memory import Layout, Weight, rank_memory
+from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.recipe import read_recipe
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
@@ -202,7 +202,7 @@ def test_a_script_has_an_adapter_too(tmp_path: Path) -> None:
 
 def test_the_memory_of_what_is_frozen_is_its_own_alone() -> None:
     blocks = [[Weight(name="w", size=100, cut=True, frozen=True), Weight(name="a", size=10)]]
-    memory = rank_memory(blocks, Layout(degrees=Degrees(tensor=2)), 0)
+    memory = Layout(degrees=Degrees(tensor=2)).memory(blocks, 0)
     assert (memory.parameters, memory.trained) == (60, 10)
     assert (memory.state.parameters, memory.state.gradients, memory.state.optimizer) == (240, 40, 80)
 

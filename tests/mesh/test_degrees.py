@@ -10,12 +10,11 @@ import paddle_dp.report
 from paddle_dp.figures import COLOURS
 from paddle_dp.mesh.degrees import (
     AXES,
-    AXIS_FACTS,
     GRADIENT_AXES,
     MODEL_AXES,
+    RANK_FACTS,
     REPLICA_AXES,
     SAMPLE_AXES,
-    SERVER_FACTS,
     Degrees,
 )
 from paddle_dp.strategies.hybrid import Config
@@ -77,7 +76,7 @@ def test_an_axis_has_a_degree_and_a_setting() -> None:
 
 
 def test_an_axis_has_a_colour_of_its_own_the_same_in_pictures_and_pages() -> None:
-    colours = [facts.colour for facts in (*AXIS_FACTS.values(), SERVER_FACTS)]
+    colours = [facts.colour for facts in RANK_FACTS.values()]
     assert len({*colours}) == len(colours) and max(colours) < len(COLOURS)
     style = (Path(paddle_dp.report.__path__[0]) / "page.css").read_text()
     assert tuple(re.findall(r"--c\d: (#\w+);", style)[: len(COLOURS)]) == COLOURS
@@ -87,6 +86,7 @@ def test_it_prints_what_it_splits():
     assert EIGHT.split_axes == ("data", "pipeline", "tensor")
     assert str(EIGHT) == "data 2 × pipeline 2 × tensor 2"
     assert str(Degrees()) == "one process"
+    assert (EIGHT.readers, Degrees(data=3).readers) == ("2 groups of ranks", "3 ranks")
 
 
 def test_a_degree_is_one_or_more():

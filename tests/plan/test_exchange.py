@@ -8,6 +8,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.units import Recompute
 
 # An embedding, four blocks of 1000 numbers, half of which the tensor axis cuts, and a head.
@@ -55,7 +56,7 @@ def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
     waits, goes_on = (replace(layout(data=4), averaged_every=4, asynchronous=yes) for yes in (False, True))
     assert [one.hides for plan in (waits, goes_on) for one in sent(BLOCKS, plan, 0, 1, None)] == [False, True]
     assert mean_bytes(BLOCKS, waits, 1, None) == mean_bytes(BLOCKS, goes_on, 1, None)
-    both = (replace(layout(data=2, servers=1), asynchronous=yes) for yes in (False, True))
+    both = (ServerLayout(degrees=Degrees(data=2, servers=1), asynchronous=yes) for yes in (False, True))
     pushes = [
         sent(BLOCKS, plan, 1, 1, None)[0] for plan in both
     ]  # of a worker: beside its backward, or behind it

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from paddle_dp.plan.exchange import sent
-from paddle_dp.plan.rank_memory import rank_memory
 from tests.ranks import run_ranks
 
 WIDTH, DEPTH = 128, 4
@@ -78,7 +77,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
     with lazily():
         blocks = describe_weights(recipe.model.build())
     layout = layout_of(recipe, mesh.ranks)
-    memory = rank_memory(blocks, layout, mesh.rank)
+    memory = layout.memory(blocks, mesh.rank)
     transfers = sent(blocks, layout, mesh.rank, recipe.train.micro_batches, between(recipe, layout))
     planned = sum(each.bytes for each in transfers)
     return {
@@ -214,7 +213,7 @@ def test_one_process_allocates_what_its_replicas_hold() -> None:
     learner.train_batch(batch)
     most = stat.host_memory_stat_peak_value("Allocated", 0) - before
     layout = strategy.config.layout(1)
-    plan = rank_memory(describe_weights(learner.model), layout, 0)
+    plan = layout.memory(describe_weights(learner.model), 0)
     assert layout.widths == Widths()  # of AdamW; momentum has half of its states
     total = plan.state.parameters + plan.state.gradients + plan.state.optimizer / 2
     assert total <= most <= 1.02 * total, (total, most)

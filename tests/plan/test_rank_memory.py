@@ -7,7 +7,8 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import sent
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, total_parameters
+from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, total_parameters
+from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.units import Compress
 
 BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
@@ -20,7 +21,7 @@ MODEL = [
 
 def held(**how):
     degrees = Degrees(**{axis: how.pop(axis) for axis in list(how) if axis in Degrees().as_dict()})
-    return [rank_memory(MODEL, Layout(degrees=degrees, **how), rank) for rank in range(degrees.ranks)]
+    return [Layout(degrees=degrees, **how).memory(MODEL, rank) for rank in range(degrees.ranks)]
 
 
 def test_a_shared_weight_counts_once_in_the_model_and_on_each_stage_that_has_it():
@@ -69,7 +70,7 @@ def test_one_of_each_kind_stands_for_all():
     assert [one.rank for one in found] == [
         degrees.rank({"pipeline": p, "sharding": s}) for p in (0, 1) for s in (0, 1)
     ]
-    everyone = [rank_memory(MODEL, Layout(degrees=degrees), rank) for rank in range(16)]
+    everyone = [Layout(degrees=degrees).memory(MODEL, rank) for rank in range(16)]
     assert {(one.parameters, one.state) for one in everyone} == {(one.parameters, one.state) for one in found}
 
 
@@ -100,19 +101,19 @@ FROZEN = [[Weight(name="a", size=100, frozen=True)], [Weight(name="b", size=60, 
 
 def test_copies_and_errors_are_of_what_is_trained():
     widths = Widths(parameter=4, gradient=4, optimizer=8)
-    copied = rank_memory(FROZEN, Layout(degrees=Degrees(data=2), copies=2.5, widths=widths), 0)
+    copied = Layout(degrees=Degrees(data=2), copies=2.5, widths=widths).memory(FROZEN, 0)
     assert copied.extra == 2.5 * 4 * 60
     assert copied.total == 4 * 160 + 4 * 60 + 8 * 60 + 2.5 * 4 * 60
     low = Widths(parameter=2, gradient=2, optimizer=12)
     compressed = Layout(degrees=Degrees(data=2), compress=Compress.parse("bfloat16"), widths=low)
-    assert rank_memory(FROZEN, compressed, 0).extra == 2 * 4 * 60
+    assert compressed.memory(FROZEN, 0).extra == 2 * 4 * 60
 
 
 def test_paddle_s_reducer_is_that_of_accelerators():
     layout = Layout(degrees=Degrees(data=2), exchange="auto", bucket=40.0)
-    assert rank_memory(FROZEN, layout, 0).extra == 0
-    assert rank_memory(FROZEN, replace(layout, accelerator=True), 0).extra == 4 * 60 + 40
-    assert rank_memory(FROZEN, replace(layout, exchange="bucketed"), 0).extra == 4 * 60 + 40
+    assert layout.memory(FROZEN, 0).extra == 0
+    assert replace(layout, accelerator=True).memory(FROZEN, 0).extra == 4 * 60 + 40
+    assert replace(layout, exchange="bucketed").memory(FROZEN, 0).extra == 4 * 60 + 40
 
 
 def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
@@ -124,15 +125,15 @@ def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
         replace(there, reduce_dtype="float32"),
         replace(there, widths=Widths.for_states(0, double=True)),
     )
-    assert [rank_memory(FROZEN, each, 0).extra for each in found] == [0, 2 * 60, 0, 0]
-    assert rank_memory(FROZEN, replace(there, degrees=Degrees(sharding=2)), 0).extra == 0
+    assert [each.memory(FROZEN, 0).extra for each in found] == [0, 2 * 60, 0, 0]
+    assert replace(there, degrees=Degrees(sharding=2)).memory(FROZEN, 0).extra == 0
 
 
 def test_replicas_are_in_one_memory_or_on_a_device_each():
     """Weights, the frozen ones too, and gradients of each; the optimizer's states once."""
     layout = Layout(degrees=Degrees(), replicas=3, separate_devices=True)
     for here, times in ((layout, 3), (replace(layout, accelerator=True), 1)):
-        state = rank_memory(FROZEN, here, 0).state
+        state = here.memory(FROZEN, 0).state
         assert (state.parameters, state.gradients, state.optimizer) == (
             times * 4 * 160,
             times * 4 * 60,
@@ -144,7 +145,7 @@ def test_replicas_are_in_one_memory_or_on_a_device_each():
 
 @pytest.mark.parametrize(("asynchronous", "parts"), [(False, 2), (True, 5)])
 def test_a_server_has_what_three_workers_send_and_a_worker_no_more_than_its_gradients(asynchronous, parts):
-    layout = Layout(degrees=Degrees(data=3, servers=2), asynchronous=asynchronous)
+    layout = ServerLayout(degrees=Degrees(data=3, servers=2), asynchronous=asynchronous)
     first, second, worker = rank_memories(MODEL, layout)
     own = [first.trained, second.trained]
     assert [first.transient, second.transient] == [parts * 4 * size for size in own] and sum(own) == 810

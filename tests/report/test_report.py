@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.report import report
 from paddle_dp.report.facts import timespan
 from paddle_dp.report.report import report_page, write_report
@@ -123,6 +124,15 @@ def test_axes_are_frames_within_frames(tmp_path: Path) -> None:
     names = re.findall(r"(?:data|tensor) \d(?=</span>)|rank \d", picture[: picture.index("legend")])
     assert names == ["data 0", "tensor 0", "rank 0", "tensor 1", "rank 1", "data 1", "tensor 0", "rank 2", "tensor 1",
                      "rank 3"]  # fmt: skip
+
+
+def test_servers_are_in_a_frame_before_the_axes_and_last_in_the_legend(tmp_path: Path) -> None:
+    page = write_report(good_run(tmp_path, ranks=3, layout=Degrees(data=2, servers=1).as_dict())).read_text()
+    picture, legend = page[page.index("<h2>Layout") :].split("legend")[:2]
+    names = re.findall(r"(?:data \d|servers)(?=</span>)|rank \d(?: \(server\))?", picture)
+    assert names == ["servers", "rank 0 (server)", "data 0", "rank 1", "data 1", "rank 2"]
+    assert "1 server, 2 workers" in picture
+    assert legend.index("data 2: ranks") < legend.index("servers 1: ranks")
 
 
 def test_a_run_without_metrics_or_recipe_says_so(tmp_path: Path) -> None:

@@ -86,7 +86,6 @@ def allocated(folder: str, words: str) -> dict[str, float]:
 
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.part import lazily
-    from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.verbs.forecast import activations, layout_of
 
     recipe = RECIPE.format(width=320, batch=4, samples=48)
@@ -95,7 +94,7 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     with lazily():
         blocks = describe_weights(settings.model.build())
     layout = layout_of(settings, mesh.ranks)
-    memory, device = rank_memory(blocks, layout, mesh.rank), int(mesh.device.partition(":")[2])
+    memory, device = layout.memory(blocks, mesh.rank), int(mesh.device.partition(":")[2])
     for number, batch in enumerate(trainer.loader.read(0)):
         if number == 2:
             paddle.device.synchronize()

@@ -18,13 +18,11 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.mesh.transport import traffic
 from paddle_dp.part import lazily, read_part
 from paddle_dp.plan.exchange import mean_bytes
-from paddle_dp.plan.rank_memory import rank_memory
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.branches import Config
 from paddle_dp.strategies.branches.branch_exchange import BranchExchange
 from paddle_dp.strategies.branches.branch_trace import observed, tables_of
 from paddle_dp.strategies.branches.branched_model import Branched, assign, branched
-from paddle_dp.strategies.branches.forecast import assign_branches
 from paddle_dp.verbs.forecast import layout_of
 from tests.house.training import build_trainer, trained
 from tests.parity import assert_same
@@ -385,10 +383,10 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
     read = read_recipe(tmp_path / "recipe.yaml", ["train.batch=12"])
     with lazily():
         weights = describe_weights(read.build_model())
-    layout, blocks = assign_branches(read, layout_of(read, ranks), weights, 4)
+    layout, blocks = read.strategy.config.assigned(read, layout_of(read, ranks), weights, 4)
     many = run_ranks(counted, ranks, str(tmp_path), strategy, parts)
     assert [found["weights"] for found in many] == [
-        rank_memory(blocks, layout, rank).parameters for rank in range(ranks)
+        layout.memory(blocks, rank).parameters for rank in range(ranks)
     ]
     sent = np.mean([found["sent"] for found in many])
     planned = mean_bytes(blocks, layout, 2, None)

@@ -14,7 +14,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, served
+from paddle_dp.plan.rank_memory import Weight, rank_memories
+from paddle_dp.strategies.parameter_server import ServerLayout
 from tests.parity import assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
@@ -34,7 +35,8 @@ def test_servers_are_the_first_ranks_and_read_nothing() -> None:
     assert [degrees.coords(rank)["server"] for rank in range(5)] == [0, 1, -1, -1, -1]
     assert [degrees.rank(degrees.coords(rank)) for rank in range(5)] == list(range(5))
     assert [degrees.role(rank) for rank in (1, 2)] == ["server 1", "worker 0"]
-    assert str(degrees) == "2 servers, 3 workers"
+    assert str(degrees) == "2 servers, 3 workers" and degrees.readers == "3 workers"
+    assert [*degrees.facts] == ["data", "servers"]
     assert Degrees(**degrees.as_dict()) == degrees and "servers" not in Degrees(data=2).as_dict()
 
 
@@ -59,8 +61,8 @@ def test_parts_are_balanced_by_size_and_add_up() -> None:
         [Weight(name=f"w{n}", size=size) for n, size in enumerate(sizes)],
         [Weight(name="f", size=7, frozen=True)],
     ]
-    layout = Layout(degrees=TWO_AND_TWO, widths=Widths.for_states(2))
-    assert served(blocks, layout) == [600, 700] and sum(served(blocks, layout)) == sum(sizes)
+    layout = ServerLayout(degrees=TWO_AND_TWO, widths=Widths.for_states(2))
+    assert layout.served(blocks) == [600, 700] and sum(layout.served(blocks)) == sum(sizes)
     first, second, worker = rank_memories(blocks, layout)
     assert [m.state.optimizer for m in (first, second, worker)] == [8 * 600, 8 * 700, 0]
     assert [m.parameters for m in (first, second, worker)] == [607, 707, 1307]

@@ -11,7 +11,7 @@ import pytest
 from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.transport import traffic
-from paddle_dp.train.meter import Meter, tokens, worker_averages
+from paddle_dp.train.meter import Meter, reader_averages, tokens
 
 
 def batch(inputs: Any) -> Batch:
@@ -62,8 +62,8 @@ def test_a_server_shows_what_its_workers_see() -> None:
         {"samples_per_second": 9.1, "waiting": 0.2, "memory": 7.0, "tokens_per_second": 90.0},
         {"samples_per_second": 9.1, "waiting": 0.4, "memory": 6.0},  # of which this one had no sample
     ]
-    found = worker_averages(rows, 1)
+    found = reader_averages(rows, [1, 2])
     assert found == {
         "samples_per_second": 9.0, "waiting": pytest.approx(0.3), "memory": 7.0, "tokens_per_second": 90.0,
     }  # fmt: skip
-    assert "tokens_per_second" not in worker_averages([rows[0], rows[2]], 1)
+    assert "tokens_per_second" not in reader_averages([rows[0], rows[2]], [1])

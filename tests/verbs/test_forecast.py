@@ -6,9 +6,10 @@ import pytest
 
 from paddle_dp.axes import meta_init
 from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.plan.bound import Compute, Wire
 from paddle_dp.recipe import read_recipe
-from paddle_dp.units import Duration, LinkSpeed
-from paddle_dp.verbs.check_screen import Wire, forecast
+from paddle_dp.units import LinkSpeed
+from paddle_dp.verbs.check_screen import forecast
 from paddle_dp.verbs.forecast import between, layout_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -77,7 +78,7 @@ def test_low_precision_is_narrow_on_accelerators_and_float32_where_it_is_emulate
 def test_what_a_step_sends_and_how_long_it_lasts_at_least():
     """Ψ = 4·102,016 bytes twice 3/4 over a ring; 6 ms of compute, of which 2 are forward."""
     recipe = read_recipe(CONFIGS / "digits_mlp.yaml")
-    wire = Wire(link=LinkSpeed.parse("1 Gbit/s"), compute=Duration.parse("6 ms"))
+    wire = Wire(link=LinkSpeed.parse("1 Gbit/s"), compute=Compute.from_seconds(6e-3))
     whole = int(said("digits_mlp", 4)[0].split()[-2].replace(",", ""))
     lines = list(forecast(recipe, 4, wire=wire))[-2:]
     took = 1e3 * 4 * whole * 3 / 2 / 125e6

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
-from paddle_dp.plan.exchange import Between, Sent, mean_bytes, sent
-from paddle_dp.plan.rank_memory import Blocks, Layout
+from paddle_dp.plan.exchange import Between, mean_bytes, sent
+from paddle_dp.plan.rank_memory import Blocks, Layout, Sent
 
 MOST = 30_000  # ranks × blocks × micro-batches: a play of a few seconds
 # The ends of names of tables that tokens or positions look up.
@@ -82,6 +82,6 @@ def block_shares(blocks: Blocks) -> list[float]:
 def is_played(layout: Layout, blocks: int, micro_batches: int) -> bool:
     """Whether step_events.py knows the layout's order, and the play is short enough: axes, whose ranks exchange in each
     step."""
-    rare = layout.branches, layout.averaged_every, layout.asynchronous, layout.compress, layout.exchange
-    axes = not any(rare) and layout.replicas == 1 and not layout.degrees.servers
+    rare = layout.averaged_every, layout.asynchronous, layout.compress, layout.exchange
+    axes = type(layout) is Layout and layout.replicas == 1 and not any(rare)
     return axes and layout.degrees.ranks * blocks * micro_batches <= MOST

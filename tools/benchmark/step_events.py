@@ -27,7 +27,6 @@ from paddle_dp.plan.rank_memory import (
     layer_loads,
     layers,
     owned,
-    rank_memory,
 )
 from paddle_dp.plan.sharded import travels
 from tools.benchmark.forecast import block_shares
@@ -79,7 +78,7 @@ class _Script:
         self.degrees, self.stage = layout.degrees, layout.sharding_stage if layout.degrees.sharding > 1 else 0
         self.transfers: dict[Key, Transfer] = {}
         self.ranks = range(layout.degrees.ranks)
-        memories = [rank_memory(blocks, layout, rank) for rank in self.ranks]
+        memories = [layout.memory(blocks, rank) for rank in self.ranks]
         self.coords = [memory.coords for memory in memories]
         self.programs = [_RankScript(self, rank, memories[rank].stages).program for rank in self.ranks]
 

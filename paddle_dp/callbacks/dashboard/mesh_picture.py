@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddle_dp.figures import COLOURS, new_figure, png_of
-from paddle_dp.mesh.degrees import AXIS_FACTS, SERVER_FACTS, Degrees
+from paddle_dp.mesh.degrees import AXES, RANK_FACTS, Degrees
 
 # A rank's box; in its units, the margin of a frame and the height of its name; the largest number of frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
-_FACTS = {**AXIS_FACTS, "servers": SERVER_FACTS}
 
 
 @dataclass
@@ -27,10 +26,9 @@ class Frame:
 
 def draw(degrees: Degrees, title: str) -> bytes:
     """A PNG of all ranks of `degrees`."""
-    split, outer = degrees.split_axes, frame(degrees, degrees.split_axes, {})
-    if degrees.servers:
-        split, outer = ("servers", *split), _with_servers(degrees.servers, outer)
-    legend = [f"{axis} {degrees[axis]}: ranks {_FACTS[axis].role}" for axis in split] or [
+    split = sorted(degrees.facts, key=AXES.__contains__)  # ranks on no axis stand above
+    outer = _with_idle(degrees, frame(degrees, degrees.split_axes, {}))
+    legend = [f"{axis} {degrees[axis]}: ranks {RANK_FACTS[axis].role}" for axis in split] or [
         "one process: nothing is split"
     ]
     width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
@@ -45,7 +43,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
         heading.set_fontsize(0.95 * heading.get_fontsize())
     _paint(axes, outer, ((width - outer.width) / 2, 0.45), size)
     for line, text in enumerate(legend):
-        color = COLOURS[_FACTS[split[line]].colour] if split else "black"
+        color = COLOURS[RANK_FACTS[split[line]].colour] if split else "black"
         axes.text(
             MARGIN,
             0.68 + outer.height + 0.3 * line,
@@ -77,12 +75,14 @@ def frame(degrees: Degrees, split: Sequence[str], coords: dict[str, int]) -> Fra
     return Frame("", "", columns * width - MARGIN, rows * height - MARGIN, content)
 
 
-def _with_servers(servers: int, workers: Frame) -> Frame:
-    """Puts a row of the servers above the workers."""
-    boxes = [Frame(f"rank {rank}") for rank in range(servers)]
+def _with_idle(degrees: Degrees, workers: Frame) -> Frame:
+    """Puts a row of the ranks that read nothing, if there are any, above the others."""
+    boxes = [Frame(f"rank {rank}") for rank in range(degrees.ranks) if not degrees.reads(rank)]
+    if not boxes:
+        return workers
     step = BOX[0] + MARGIN
     row = Frame(
-        "", "", servers * step - MARGIN, BOX[1], [(n * step, 0.0, box) for n, box in enumerate(boxes)]
+        "", "", len(boxes) * step - MARGIN, BOX[1], [(n * step, 0.0, box) for n, box in enumerate(boxes)]
     )
     above = _framed("servers", "servers", row)
     width = max(above.width, workers.width)
@@ -103,7 +103,7 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
 
     x, y = corner
     if this.text:
-        color = COLOURS[_FACTS[this.axis].colour] if this.axis else "#444444"
+        color = COLOURS[RANK_FACTS[this.axis].colour] if this.axis else "#444444"
         shape = FancyBboxPatch(
             (x, y), this.width, this.height, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.2,
             edgecolor=color, facecolor=_tint(color) if this.axis else "white",

@@ -8,6 +8,10 @@ weights; a weight shared by branches of several ranks is kept by all, and its gr
 
 `branch_trace` reads and tries the tables, `branched_model` gives each branch a rank and changes a model in place,
 `branch_exchange` sends its tensors, and `forecast` assigns branches before there are ranks.
+
+In a step, for n ranks of a group, a rank sends (n−1)·O for the outputs O of its branches, 2(n−1)/n·I for the inputs I
+of their layers that have a gradient, and 2(m−1)/m·Ψ of gradients for the weights Ψ that branches of several ranks
+share, m: all ranks.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan import rank_memory
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory
+from paddle_dp.plan.exchange import axes_gradients
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, distinct_weights, on_rank
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 
@@ -29,6 +33,50 @@ if TYPE_CHECKING:
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchLayout(Layout):
+    """The tensor ranks have branches of layers, and no slices.
+
+    `outputs`: bytes that the branches of each of these ranks give in one step, for all samples of a dp_rank; empty: not
+    measured. `inputs`: bytes of their layers' inputs that have a gradient.
+    """
+
+    outputs: tuple[float, ...] = ()
+    inputs: float = 0.0
+
+    def called(self, axis: str) -> str:
+        return "branches" if axis == "tensor" else axis
+
+    @property
+    def unequal_ranks(self) -> range:
+        return range(self.degrees.tensor)
+
+    def transfers(self, blocks: Blocks, memory: RankMemory) -> list[Sent]:
+        """Outputs to every other rank; all-reduces of input and weight gradients."""
+        tp_rank, ranks, every = memory.coords["tensor"], self.degrees.tensor, self.degrees.ranks
+        weights = distinct_weights(on_rank(blocks, tp_rank), range(len(blocks)))
+        local = [weight for weight in weights if len(weight.at) < 2]
+        shared = sum(weight.size for weight in weights if len(weight.at) > 1 and not weight.frozen)
+        size = 2 * (every - 1) / every * shared * self.widths.gradient
+        transfers = [
+            *axes_gradients(blocks, self, memory, local, 1),
+            Sent(axis="branches", payload="gradients", bytes=size, when="last backward"),
+        ]
+        if self.outputs:
+            out = self.outputs[tp_rank]
+            transfers += [
+                Sent(
+                    axis="branches", payload="activations", bytes=(ranks - 1) * out,
+                    received=sum(self.outputs) - out, when="every forward", hides=False,
+                ),
+                Sent(
+                    axis="branches", payload="activations", bytes=2 * (ranks - 1) / ranks * self.inputs,
+                    when="every backward", hides=False,
+                ),
+            ]  # fmt: skip
+        return [each for each in transfers if each.bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +96,7 @@ class Config(StrategyConfig):
     def layout(self, ranks: int) -> Layout:
         data = max(ranks // self.over, 1) if self.data == "auto" else self.data
         degrees = Degrees(data=data, tensor=self.over)
-        return Layout(degrees=degrees, recompute=self.recompute, branches=rank_memory.BranchTraffic())
+        return BranchLayout(degrees=degrees, recompute=self.recompute)
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""
@@ -72,9 +120,13 @@ class Config(StrategyConfig):
         super().refuse(recipe, ranks, device)
 
     def assigned(self, recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
-        from paddle_dp.strategies.branches.forecast import assign_branches
+        from paddle_dp.strategies.branches.forecast import planned_branches
 
-        return assign_branches(recipe, layout, blocks, width)
+        assert isinstance(layout, BranchLayout)
+        plan = planned_branches(recipe, self.over)
+        size = width * -(-recipe.train.batch // layout.degrees.dp_size)
+        outputs = tuple(numbers * size for numbers in plan.outputs)
+        return replace(layout, outputs=outputs, inputs=plan.inputs * size), plan.annotated(blocks)
 
     def rank_layers(self, recipe: Recipe, memory: RankMemory) -> list[nn.Layer]:
         from paddle_dp.strategies.branches.forecast import rank_model

@@ -24,29 +24,25 @@ from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.part import adapted
-from paddle_dp.plan.rank_memory import Blocks, BranchTraffic, Layout
+from paddle_dp.plan.rank_memory import Blocks
 from paddle_dp.recipe import Recipe
-from paddle_dp.strategies.branches.branch_trace import observed
+from paddle_dp.strategies.branches.branch_trace import BranchTrace, observed
 from paddle_dp.strategies.branches.branched_model import drop_remote, ranks_of_layers, spread_over
-
-
-def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
-    """Returns the layout and the weights with each rank's branches and their traffic, at `width` bytes per number.
-
-    Raises DataError if the samples cannot be read, UsageError for a table that does not match the model.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
-        plan = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
-    samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    return replace(layout, branches=plan.step(samples, width)), plan.annotated(blocks)
 
 
 def rank_model(recipe: Recipe, ranks: int, rank: int) -> nn.Layer:
     """Builds the model with the branches of one of the `ranks` among which they are split."""
     model = _model(recipe)
-    keep_share(model, first_inputs(recipe), ranks, rank)
+    traces = _traced(model, recipe, ranks)
+    drop_remote(model, traces, PaddleGroup(range(ranks), rank, None), Placements())
     return model
+
+
+def _traced(model: nn.Layer, recipe: Recipe, ranks: int) -> list[BranchTrace]:
+    """Tries the tables of branches with the first samples, and gives each branch a rank."""
+    traces, _ = observed(model, cast(first_inputs(recipe), read_by(model)))
+    spread_over(traces, ranks)
+    return traces
 
 
 def first_inputs(recipe: Recipe) -> Any:
@@ -69,27 +65,25 @@ def _model(recipe: Recipe) -> nn.Layer:
 
 @dataclass(frozen=True)
 class Planned:
-    """`at`: the ranks of the group that keep a branch's weight, by name; `branches`: exchanged elements per sample."""
+    """`at`: the ranks of the group that keep a branch's weight, by name. Elements per sample: `outputs` of each rank's
+    branches, and `inputs` of their layers that have a gradient."""
 
     at: dict[str, tuple[int, ...]]
-    branches: BranchTraffic
+    outputs: list[float]
+    inputs: float
 
     def annotated(self, blocks: Blocks) -> Blocks:
         """The weights of the model, with the ranks of branches' weights."""
         return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
-    def step(self, samples: int, width: int) -> BranchTraffic:
-        """The bytes that a step of `samples` samples exchanges, with `width` bytes per element."""
-        per_sample, size = self.branches, samples * width
-        return BranchTraffic(
-            outputs=tuple(numbers * size for numbers in per_sample.outputs), inputs=per_sample.inputs * size
-        )
 
-
-def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
-    """Plans from a forward of these inputs. Raises UsageError for a table that does not match the model."""
-    traces, _ = observed(model, cast(inputs, read_by(model)))
-    spread_over(traces, ranks)
+def planned_branches(recipe: Recipe, ranks: int) -> Planned:
+    """Plans a recipe's branches. Raises DataError if the samples cannot be read, UsageError for a table that does not
+    match the model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
+        model = _model(recipe)
+        traces = _traced(model, recipe, ranks)
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
@@ -102,11 +96,4 @@ def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
     for trace in traces:
         for size, owner in zip(trace.sizes, trace.owners, strict=True):
             outputs[owner] += size
-    return Planned(at, BranchTraffic(outputs=tuple(outputs), inputs=sum(trace.learned for trace in traces)))
-
-
-def keep_share(model: nn.Layer, inputs: Any, ranks: int, rank: int) -> None:
-    """Reduces a model to the layers that one rank of the group has."""
-    traces, _ = observed(model, cast(inputs, read_by(model)))
-    spread_over(traces, ranks)
-    drop_remote(model, traces, PaddleGroup(range(ranks), rank, None), Placements())
+    return Planned(at, outputs, sum(trace.learned for trace in traces))

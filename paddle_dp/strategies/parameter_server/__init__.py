@@ -4,6 +4,9 @@ Li et al. 2014 (OSDI). `served` has the parts of a learner for synchronous updat
 Also there: gradients copied from an accelerator to the host, and `HostGroup`, which exchanges tensors of the workers'
 layers through server 0. `async_worker` computes shares without waiting for other workers, and has the servers' side of
 it. With `pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
+
+For Ψ bytes of parameters, a worker sends Ψ of gradients in a step and receives Ψ of parameters; each of s servers
+receives and sends n·Ψ/s for n workers.
 """
 
 from __future__ import annotations
@@ -15,16 +18,67 @@ from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.memory import StateBytes, inbound_bytes, owned_sizes, owners
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, distinct
 from paddle_dp.strategies._alone import compared, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.text import amount, duration
 from paddle_dp.units import Positive
 
 if TYPE_CHECKING:
     from paddle_dp.exchange.gradient_exchange import GradientExchange
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
+    from paddle_dp.plan.bound import Wire
     from paddle_dp.recipe import Recipe
+
+
+class ServerLayout(Layout):
+    """A worker holds the whole model and its gradients. A server holds its part of the trained weights with the
+    gradients' sum and the optimizer states, a copy of the frozen weights, and the received gradients."""
+
+    @property
+    def unequal_ranks(self) -> range:
+        return range(self.degrees.servers + 1)
+
+    @property
+    def transient_label(self) -> str:
+        return "on their way from and to the workers" if self.asynchronous else "received gradients"
+
+    def served(self, blocks: Blocks) -> list[int]:
+        """The number of trained elements that each server owns."""
+        sizes, servers = distinct(blocks, range(len(blocks)), 1, frozen=False), self.degrees.servers
+        return owned_sizes(sizes, owners(sizes, servers), servers)
+
+    def memory(self, blocks: Blocks, rank: int) -> RankMemory:
+        widths, every, serves = self.widths, range(len(blocks)), not self.degrees.reads(rank)
+        trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
+        elements = self.served(blocks)[rank] if serves else trained
+        received = inbound_bytes(elements, widths.gradient, self.degrees.dp_size, not self.asynchronous)
+        state = StateBytes(
+            parameters=float((elements + frozen) * widths.parameter), gradients=float(elements * widths.gradient),
+            optimizer=float(elements * widths.optimizer * serves),
+        )  # fmt: skip
+        return RankMemory(
+            rank=rank, coords=self.degrees.coords(rank), stages=(tuple(every),), parameters=elements + frozen,
+            trained=elements, state=state, transient=received * serves,
+        )  # fmt: skip
+
+    def transfers(self, blocks: Blocks, memory: RankMemory) -> list[Sent]:
+        serves = not self.degrees.reads(memory.rank)
+        elements = memory.trained * (self.degrees.dp_size if serves else 1)
+        pushed, pulled = float(elements * self.widths.gradient), float(elements * self.widths.parameter)
+        hides = serves or not self.asynchronous  # an asynchronous worker pushes after its backward
+        return [
+            Sent(
+                axis="servers", payload="gradients", bytes=pushed * (not serves), received=pushed * serves,
+                when="last backward", hides=hides,
+            ),
+            Sent(
+                axis="servers", payload="parameters", bytes=pulled * serves, received=pulled * (not serves),
+                when="first forward", hides=False,
+            ),
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +103,7 @@ class Config(StrategyConfig):
 
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
-        asynchronous = self.mode == "async"
-        by_rows = self.pulls == "rows"
-        return Layout(
-            degrees=degrees, recompute=self.recompute, asynchronous=asynchronous, pulls_rows=by_rows
-        )
+        return ServerLayout(degrees=degrees, recompute=self.recompute, asynchronous=self.mode == "async")
 
     def __post_init__(self) -> None:
         if self.mode == "async" and self.sync_batch_norm:
@@ -70,6 +120,10 @@ class Config(StrategyConfig):
     @property
     def may_lose_ranks(self) -> bool:
         return self.mode == "async"
+
+    @property
+    def with_fewer(self) -> str:
+        return "each worker takes one"
 
     def not_promised(self, recipe: Recipe) -> str:
         if self.mode == "sync":
@@ -134,6 +188,36 @@ class Config(StrategyConfig):
             why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"
         if why:
             raise UsageError(f"strategy parameter_server with mode=async: {why}, or set strategy.mode=sync.")
+
+    def traffic(self, layout: Layout, blocks: Blocks, wire: Wire | None) -> list[str]:
+        """Lines on the traffic of each server and of a worker in a step; over a wire also the shortest step."""
+        from paddle_dp.plan.bound import Compute, bound
+        from paddle_dp.plan.exchange import sent
+
+        lines, by_rows, degrees = [], self.pulls == "rows", layout.degrees
+        exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in layout.unequal_ranks}
+        at_most = " at most" if by_rows else ""
+        for rank, transfers in exchanges.items():
+            sender = "each worker" if degrees.reads(rank) else degrees.role(rank)
+            out, into = (
+                " and ".join(
+                    f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each))
+                )
+                for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)
+            )
+            lines.append(f"a step: {sender} sends{at_most} {out} and takes{at_most} {into}")
+        if by_rows:
+            lines.append(
+                "of a table that is pulled by rows a step moves the rows that its samples read: less than these bytes"
+            )
+        elif wire is not None:
+            compute, speed = wire.compute or Compute.from_seconds(0.0), wire.link.bytes_per_second
+            slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
+            takes = f"that computes for {duration(compute.total)} lasts" if wire.compute else "takes"
+            lines.append(
+                f"over {wire.link} a step {takes} {duration(slowest)} at least, for the busiest link is a server's"
+            )
+        return lines
 
     def _check_rows(self, device: str) -> None:
         if self.pulls == "rows" and device != "cpu":

@@ -47,6 +47,8 @@ class Config(StrategyConfig):
 
     @property
     def with_fewer(self) -> str:
+        if self.accelerators == 1:
+            return super().with_fewer
         return (
             f"strategy replicas computes each of its {self.count} copies on a separate one: set strategy.count lower, "
             "or strategy.devices=one, which lets all copies compute on one"
