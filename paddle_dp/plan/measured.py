@@ -56,8 +56,8 @@ class Measured:
         head = f"Where a step of {duration(step)} goes, in ms (steps {self.first} to {self.last}):"
         lines = [head, *_table(rank_times)]
         if facts.servers:
-            ranks = f"Ranks 0 to {facts.servers - 1} are servers."
-            lines.append("Rank 0 is a server." if facts.servers == 1 else ranks)
+            last = facts.servers - 1
+            lines.append(f"Ranks 0 to {last} are servers." if last else "Rank 0 is a server.")
         lines += _wrapped(_sentence(rank_times))
         if facts.sent and len(rank_times) > 1:
             mean = ", servers and workers in the mean" if facts.servers else ""

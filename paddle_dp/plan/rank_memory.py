@@ -237,8 +237,8 @@ def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
 
 def _axes_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     """The memory of a rank of axes. A weight that two pipeline stages share is on both."""
-    degrees = layout.degrees
-    coords = degrees.coords(rank)
+    degrees, coords = layout.degrees, layout.degrees.coords(rank)
+    assert degrees.reads(rank), f"rank {rank} is on no axis: its strategy's layout counts it"
     blocks = on_rank(blocks, coords["tensor"])
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
     bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)

@@ -150,3 +150,5 @@ def test_a_server_has_what_three_workers_send_and_a_worker_no_more_than_its_grad
     own = [first.trained, second.trained]
     assert [first.transient, second.transient] == [parts * 4 * size for size in own] and sum(own) == 810
     assert worker.transient == 0 and worker.total == 2 * 4 * 810
+    with pytest.raises(AssertionError, match="rank 0 is on no axis"):
+        Layout(degrees=Degrees(data=3, servers=2)).memory(MODEL, 0)

@@ -126,7 +126,8 @@ class Config(StrategyConfig):
         plan = planned_branches(recipe, self.over)
         size = width * -(-recipe.train.batch // layout.degrees.dp_size)
         outputs = tuple(numbers * size for numbers in plan.outputs)
-        return replace(layout, outputs=outputs, inputs=plan.inputs * size), plan.annotated(blocks)
+        blocks = [[replace(weight, at=plan.at.get(weight.name, ())) for weight in block] for block in blocks]
+        return replace(layout, outputs=outputs, inputs=plan.inputs * size), blocks
 
     def rank_layers(self, recipe: Recipe, memory: RankMemory) -> list[nn.Layer]:
         from paddle_dp.strategies.branches.forecast import rank_model

@@ -7,7 +7,7 @@ samples, as every rank does when it begins.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.part import adapted
-from paddle_dp.plan.rank_memory import Blocks
 from paddle_dp.recipe import Recipe
 from paddle_dp.strategies.branches.branch_trace import BranchTrace, observed
 from paddle_dp.strategies.branches.branched_model import drop_remote, ranks_of_layers, spread_over
@@ -71,10 +70,6 @@ class Planned:
     at: dict[str, tuple[int, ...]]
     outputs: list[float]
     inputs: float
-
-    def annotated(self, blocks: Blocks) -> Blocks:
-        """The weights of the model, with the ranks of branches' weights."""
-        return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
 
 def planned_branches(recipe: Recipe, ranks: int) -> Planned:
