@@ -303,7 +303,7 @@ class RunningStatistics:
         return [statistic for layer in layers for statistic in (layer._mean, layer._variance)]
 
     def _sum_over_mesh(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        if not self._mesh.axes.reads(0):  # some ranks have no samples
+        if not self._mesh.all_read:  # some ranks have no samples
             return self._mesh.sum_tensor(tensor if self._mesh.reads else paddle.zeros_like(tensor))
         return self._mesh.sum_tensor(tensor) * (self._mesh.dp_size / self._mesh.ranks)
 

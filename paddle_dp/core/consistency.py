@@ -110,7 +110,7 @@ def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) 
     """Exchanges one line per tensor."""
     lines = []
     if mesh.ranks > 1:
-        bits = digests(copy.tensor if mesh.axes.reads(0) else _on_host(copy.tensor) for copy in copies)
+        bits = digests(copy.tensor if mesh.all_read else _on_host(copy.tensor) for copy in copies)
         lines = [[copy.name, copy.slice_index, *sums] for copy, sums in zip(copies, bits, strict=True)]
     rows = mesh.gather([list(bad.items()), lines])
     _refuse_not_finite([row[0] for row in rows], when)

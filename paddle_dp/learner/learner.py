@@ -356,10 +356,9 @@ class Learner:
 
     def _names_of_metrics(self, local: list[str]) -> list[str]:
         """The names on all ranks; stages and servers without a loss take them from the others. Collective."""
-        axes = self.mesh.axes
-        if axes.reads(0) and axes.pipeline == 1:
+        if self.mesh.all_read and self.mesh.axes.pipeline == 1:
             return local
-        if not (axes.reads(0) and self._metric_names):
+        if not (self.mesh.all_read and self._metric_names):
             self._metric_names = max(self.mesh.gather(local), key=len)
         return self._metric_names
 

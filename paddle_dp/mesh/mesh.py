@@ -92,6 +92,10 @@ class Mesh:
         return self.axes.reads(self.rank)
 
     @cached_property
+    def all_read(self) -> bool:
+        return self.axes.reads(0)
+
+    @cached_property
     def dp_size(self) -> int:
         return self.axes.dp_size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
@@ -135,11 +135,8 @@ class Layout:
     def unequal_ranks(self) -> Sequence[int]:
         """The first rank of each stage and owner; the other ranks of a stage or owner hold as much."""
         degrees = self.degrees
-        return [
-            degrees.rank({"pipeline": stage, "sharding": owner})
-            for stage in range(degrees.pipeline)
-            for owner in range(degrees.sharding)
-        ]
+        pairs = product(range(degrees.pipeline), range(degrees.sharding))
+        return [degrees.rank({"pipeline": stage, "sharding": owner}) for stage, owner in pairs]
 
     @property
     def extra_label(self) -> str:

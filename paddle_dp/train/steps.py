@@ -293,7 +293,7 @@ class CallbackHook(StepHook):
             training.soundness.refuse_gradients(metrics["gradient_norm"], faulty, step.number)
         training.soundness.finite = step.number
         speed, mesh = training.meter.read(step.batch), training.mesh
-        if not mesh.axes.reads(0):  # it writes the lines, and has no samples
+        if not mesh.all_read:  # rank 0 writes the lines, and has no samples
             rows = mesh.gather(speed)
             speed = reader_averages(rows, mesh.readers) if mesh.is_main else speed
         numbers = {**metrics, "lr": step.rate, **speed, **self._slowest_numbers()}

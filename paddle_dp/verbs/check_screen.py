@@ -166,12 +166,10 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     if wire.compute is None:
         yield alone
         return
-    order = order_of(layout, recipe.train.micro_batches)
-    best, worst = (
-        duration(bound(wire.compute, transfers, speed, order, overlap)) for overlap in (True, False)
-    )
+    compute, order = wire.compute, order_of(layout, recipe.train.micro_batches)
+    best, worst = (duration(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
     yield (
-        f"{alone}: a step that computes for {duration(wire.compute.total)} lasts {best} at least, and {worst} where "
+        f"{alone}: a step that computes for {duration(compute.total)} lasts {best} at least, and {worst} where "
         "nothing is sent meanwhile"
     )
 

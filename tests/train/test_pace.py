@@ -29,7 +29,7 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
     rounds: Any = SimpleNamespace(
         _worker=SimpleNamespace(train_share=learn),
         _training=SimpleNamespace(
-            mesh=SimpleNamespace(axes=SimpleNamespace(servers=0)),
+            mesh=SimpleNamespace(all_read=True),
             callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
             progress=SimpleNamespace(step=0),
             total_steps=9,
