@@ -140,8 +140,8 @@ class Supervision:
         while not self._over():
             if not self._stop_requested and (line := self._stop_line()) and self._stops():
                 self._stop_requested = True
-                number = signals.number or signal.SIGUSR1
-                send(self.watch.living, number)  # the ranks inform other nodes' ranks
+                if not self._are_stopping():  # they inform other nodes' ranks
+                    send(self.watch.living, signals.number or signal.SIGUSR1)
                 write(line)
             if self._ends_at_once(signals.times):
                 return
@@ -150,8 +150,9 @@ class Supervision:
             written = follower.size
 
     def _ends_at_once(self, times: int) -> bool:
-        """True if so many signals end the job without patience: the first one may have asked the ranks to stop."""
-        return times > (1 if self._stop_requested else 0)
+        """True if so many signals end the job without patience: the first one asks the ranks to stop, or asks for what
+        they do already, as it may come to each node at another time."""
+        return times > (1 if self._stop_requested or self._are_stopping() else 0)
 
     def _over(self) -> bool:
         """True if all ranks ended well, the launcher is gone, a rank failed or stands still, or the job must end."""
@@ -195,8 +196,13 @@ class Supervision:
         )
 
     def _stops(self) -> bool:
-        """True if each rank of this node is in a training that can stop in good order."""
-        return self.board is not None and all(beat and beat.stops for beat in self.beats.values())
+        """True if each rank of this node is in a training that can stop in good order, or stops so."""
+        beats = self.beats.values()
+        return self.board is not None and all(beat and (beat.stops or beat.stopping) for beat in beats)
+
+    def _are_stopping(self) -> bool:
+        """True if the ranks have agreed to stop in good order, also after they have ended."""
+        return any(beat is not None and beat.stopping for beat in map(self._beat, self.plan.numbers))
 
     def _stop_line(self) -> str:
         """Returns the line on the request to stop in good order: a signal's, or one from outside; "" without one."""

@@ -167,7 +167,7 @@ class StopRequests:
                 # Paddle's store gives up where a signal interrupts it (3.3.1: "TCP receive error. Interrupted system
                 # call"). A rank alone has no store, and must answer a second Ctrl-C wherever it is.
                 signal.siginterrupt(number, False)
-        heartbeat.stops = bool(self._before)
+        heartbeat.stops, heartbeat.stopping = bool(self._before), False
         return self
 
     def __exit__(
@@ -233,6 +233,7 @@ class StopRequests:
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
     def _reason(self, signals: list[int], over: float, start: float) -> str | None:
+        heartbeat.stopping = any(signals) or over > 0
         if over > 1:
             return LOST_FOLDER
         for number in filter(None, signals):

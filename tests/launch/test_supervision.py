@@ -1,5 +1,6 @@
 """Which failure is the cause, when a rank left without a word and its peer is the one that complains."""
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.supervisor import ExternalEvents, Supervision, nobody_came
 from paddle_dp.launch.watch import Departure
+from paddle_dp.mesh.heartbeat import Heartbeat, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
 LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
@@ -118,3 +120,29 @@ def test_a_stopped_launcher_of_several_nodes_is_not_waited_for(
         rank: Departure(rank=rank, pid=6 + rank, time=99.0, code=0) for rank in (0, 1)
     }
     assert supervision._over() is over
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_signal_to_a_node_whose_ranks_stop_at_another_nodes_request_is_the_same_request(
+    supervision, monkeypatch, capsys, has_ended
+):
+    """ssh.sh sends SIGTERM to each host. One that it reached while its rank closed its files, or had just ended, left
+    with 143 in place of 75."""
+    board, sent = StatusTable(1), []
+    try:
+        supervision.board, supervision.plan.numbers = board, range(1)
+        own = Heartbeat()
+        board.give(own)
+        own.stopping = True  # and its handlers of signals are the former ones again
+        own.enter("checkpoint")
+        ended = iter([False, True])
+        monkeypatch.setattr(supervision, "_over", lambda: has_ended or next(ended))
+        monkeypatch.setattr(supervision.watch, "rest", lambda seconds: None)
+        monkeypatch.setattr(supervisor, "send", lambda pids, number: sent.append(number))
+        signals = supervision.outside.signals
+        signals.record(signal.SIGTERM, None)
+        supervision._wait_until_over(SimpleNamespace(size=0, follow=lambda size: None))
+        assert not supervision._ends_at_once(signals.times) and supervision._ends_at_once(2)
+        assert not sent and ("SIGTERM: stopping" in capsys.readouterr().err) is not has_ended
+    finally:
+        board.close()

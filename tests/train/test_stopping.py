@@ -146,12 +146,12 @@ def heard():
 def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     with StopRequests(Mesh.alone()) as requests:
-        assert heartbeat.stops and requests.due(1) is None
+        assert heartbeat.stops and requests.due(1) is None and not heartbeat.stopping
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert requests.due(2) == "SIGUSR1"
+        assert requests.due(2) == "SIGUSR1" and heartbeat.stopping
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert not heartbeat.stops and {n: signal.getsignal(n) for n in before} == before
+    assert not heartbeat.stops and heartbeat.stopping and {n: signal.getsignal(n) for n in before} == before
     assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
 
 
