@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -42,7 +43,7 @@ def start(job: Job) -> NoReturn:
     from paddle_dp.launch.start import run
 
     began = time.time()
-    status = run(job)
+    status = run(replace(job, ends_process=True))
     if status and job.entry_point == "train" and not job.script and not job.node_rank:
         _report_failure(job, began)
     raise typer.Exit(status)

@@ -45,14 +45,15 @@ def run(
     inherited: Mapping[str, str],
     resize: Callable[[Plan], str],
     prepared: PreparedRanks | None = None,
+    ends_process: bool = False,
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
     Each attempt has a folder of logs, the first one `attempt`. `resize` returns why a running attempt must stop for
-    another number of ranks, or "". `prepared` starts the ranks, if it can.
+    another number of ranks, or "". `prepared` starts the ranks, if it can. `ends_process`: see `Job`.
     """
     history: list[AttemptResult] = []
-    with recorded_signals() as signals:
+    with recorded_signals(ends_process) as signals:
         plan = plans(history)
         started = time.monotonic()
         console.announce(plan, environment(plan, inherited), attempt)

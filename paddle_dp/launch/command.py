@@ -42,6 +42,7 @@ class Job:
     visible GPU, or one on the CPU. `least_ranks` and `least_nodes` suffice when others are lost; None: all are needed.
     `output_dir` replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` has
     more options for the entry point. `quiet` shows only failures. `spares`: processes wait for restarts.
+    `ends_process`: this process ends with the job's status.
     """
 
     recipe: Path = Path()
@@ -59,6 +60,7 @@ class Job:
     quiet: bool = False
     restarts: int = 0
     spares: bool = False
+    ends_process: bool = False
     least_ranks: int | None = None
     least_nodes: int | None = None
 

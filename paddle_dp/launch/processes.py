@@ -196,18 +196,22 @@ class Signals:
 
 
 @contextmanager
-def recorded_signals() -> Iterator[Signals]:
-    """Records END_SIGNALS within the context, so that they do not end the process."""
+def recorded_signals(ends_process: bool = False) -> Iterator[Signals]:
+    """Records END_SIGNALS within the context, so that they do not end the process.
+
+    `ends_process`: it ends after the context, with a status that no later signal replaces: they are ignored.
+    """
     signals = Signals()
-    with handled_signals(END_SIGNALS, signals.record):
+    with handled_signals(END_SIGNALS, signals.record, signal.SIG_IGN if ends_process else None):
         yield signals
 
 
 @contextmanager
 def handled_signals(
-    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], afterwards: Any = None
 ) -> Iterator[None]:
-    """Handles these signals by `handler` within the context; in another thread than the main one it has no effect."""
+    """Handles these signals by `handler` within the context, and `afterwards` by that one (None: as before it); in
+    another thread than the main one it has no effect."""
     before: dict[int, Any] = {}
     for number in numbers if threading.current_thread() is threading.main_thread() else ():
         # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `tied_to`, so it is handled.
@@ -217,4 +221,4 @@ def handled_signals(
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            signal.signal(number, former if afterwards is None else afterwards)

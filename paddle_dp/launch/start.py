@@ -286,7 +286,8 @@ def _run_plan(
     sizes.plan, attempt = opened(False)
     if plan.alone:
         return _alone(sizes.plan, attempt)
-    return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared)
+    ends = plan.job.ends_process
+    return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared, ends)
 
 
 def _alone(plan: Plan, attempt: Path) -> int:

@@ -150,6 +150,19 @@ def test_signals_are_noted_and_counted(number, monkeypatch):
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_that_comes_after_the_job_replaces_no_status():
+    """A node that had stopped with 75 was ended by its own SIGTERM while Python closed: ssh.sh, and Slurm, saw 143."""
+    before = {number: signal.getsignal(number) for number in processes.END_SIGNALS}
+    try:
+        with recorded_signals(ends_process=True):
+            pass
+        for number in processes.END_SIGNALS:
+            os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_the_first_signal_counts():
     with recorded_signals() as told:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -131,7 +131,7 @@ def run(node_job: NodeJob) -> int:
     number, key = job.node_rank or 0, users_secret(node_job.inherited)
     patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
     with ExitStack() as stack:
-        signals = stack.enter_context(recorded_signals())
+        signals = stack.enter_context(recorded_signals(job.ends_process))
         try:
             meeting = network.meet(
                 str(job.master), number == 0, patience, console.write, lambda: signals.times > 0
