@@ -60,7 +60,7 @@ class Job:
     quiet: bool = False
     restarts: int = 0
     spares: bool = False
-    ends_process: bool = False
+    ends_process: bool = field(default=False, compare=False)
     least_ranks: int | None = None
     least_nodes: int | None = None
 
