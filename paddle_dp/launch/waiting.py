@@ -263,9 +263,8 @@ class PreparedLauncher:
         if self._renews and plan.job.restarts and not (plan.devices and plan.job.elastic):
             of_job = {n: v for n, v in self._environment.items() if n.startswith(JOB_VARIABLES)}
             self._environment = of_job | _when_loaded(variables)  # not the variables of this attempt
-            with suppress(
-                OSError
-            ):  # too many processes, too little memory: the restart imports Paddle itself
+            # Too many processes, or too little memory: the restart imports Paddle itself.
+            with suppress(OSError):
                 self._start(IMPORT_AFTER)
         return launcher
 
