@@ -41,7 +41,7 @@ from paddle_dp.proof.tolerance import (
     undetermined,
     unit_of,
 )
-from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key_of, numbers_of
+from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key_of
 
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
 # (densenet121). TURNED_WITH_FLOAT64 applies if float64, in which none switches, is compared, too; measured: 0.26
@@ -199,7 +199,7 @@ class TraceComparison:
     def _ranks_read(self, step: int) -> bool:
         """Whether the ranks read the numbers of a step; a loss or a score that is then missing is a difference."""
         rows = self.candidate.facts["rows"]
-        return step <= len(rows) and bool(numbers_of(rows[step - 1]))
+        return step <= len(rows) and bool(rows[step - 1]["collected"])
 
     def _cleared(self, distances: list[QuantityDistance]) -> list[QuantityDistance]:
         """The distances, with the smallest r of several batches for gradients at equal weights.

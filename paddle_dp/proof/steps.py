@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,7 +179,10 @@ class StepComparison:
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
         drift = self.turned * next_drift + rounded / LARGEST_R
-        return Pair(one=reference[quantity], many=candidate.get(quantity), drift=drift)
+        many = candidate.get(quantity)
+        if many is None and candidate["collected"]:
+            many = math.nan  # the ranks read this step's numbers and lack this one
+        return Pair(one=reference[quantity], many=many, drift=drift)
 
     def _noise_spread(self, quantity: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far, at least one unit in the last place."""

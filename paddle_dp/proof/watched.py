@@ -241,7 +241,7 @@ class WatchedRun:
         self._reads.append(read)
         self.results.rows.append({
             "loss": metrics.pop("loss", None), "gradient_norm": metrics.pop("gradient_norm", None),
-            "samples": batch.samples, "empty": self.learner.empty,
+            "collected": reads, "samples": batch.samples, "empty": self.learner.empty,
             **{f"{SCORE}{name}": value for name, value in metrics.items()},
         })  # fmt: skip
 

@@ -71,7 +71,8 @@ def test_a_gradient_that_only_one_side_has_is_a_difference(part, one, many):
 
 @pytest.mark.parametrize("missing", ["loss", "score"])
 def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_path, missing):
-    values, step = {"loss": [2.0], "score": [0.5]}, {"read": [[0, [0, 1]]], "shares": [2], "samples": 2}
+    step = {"read": [[0, [0, 1]]], "shares": [2], "samples": 2, "collected": True}
+    values = {"loss": [2.0], "score": [0.5]}
     numbers = {"loss": 2.0, "gradient_norm": 1.0, f"{SCORE}w": 0.5}
     one = run(tmp_path / "one", rows=[numbers | step], **values)
     less = {"loss": None} | {name: value for name, value in numbers.items() if not name.startswith(missing)}
@@ -80,7 +81,8 @@ def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_p
     first = DifferenceSearch(found, {"data": 2}).first()
     assert not found.same and first.kind == missing
     assert "is there on one process, and on no rank" in first.sentence
-    assert TraceComparison(one, run(tmp_path / "not read", rows=[step])).same
+    assert not TraceComparison(one, run(tmp_path / "none", rows=[step | {"loss": None}])).same
+    assert TraceComparison(one, run(tmp_path / "not read", rows=[step | {"collected": False}])).same
 
 
 def test_a_frozen_weight_may_not_move_by_one_bit(part):

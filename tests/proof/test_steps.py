@@ -12,7 +12,10 @@ from tests.proof.sheets import write_sheet
 def run(folder, losses, noisy=(), norms=(1.0,) * 8):
     def rows(values):
         pairs = zip(values, norms, strict=False)
-        return [{"loss": value, "gradient_norm": norm, "shares": [2, 2]} for value, norm in pairs]
+        return [
+            {"loss": value, "gradient_norm": norm, "shares": [2, 2], "collected": True}
+            for value, norm in pairs
+        ]
 
     facts = {
         "dtype": "float32",
@@ -109,6 +112,14 @@ def test_a_run_with_noise_that_breaks_is_said(steps):
 def test_shares_in_a_word():
     assert shares([16, 17, 17]) == "16+17+17=50"
     assert shares([6, 6, 7, 6, 7]) == "5×(6 to 7)=32"
+
+
+def test_a_number_that_the_ranks_lack_differs_where_they_read_the_step_and_only_there(tmp_path):
+    one = run(tmp_path / "one", [2.0, 1.5, 1.0])
+    many = run(tmp_path / "many", [2.0, None, 1.0])
+    assert not StepComparison(one, many).same
+    many.facts["rows"][1]["collected"] = False
+    assert StepComparison(one, many).same
 
 
 def test_a_step_in_which_nothing_counts_is_no_broken_one_and_takes_no_allowance_away(tmp_path):

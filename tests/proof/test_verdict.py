@@ -32,7 +32,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         key_of(kind, step, "w"): TensorShard.full("w", np.full(3, value))
         for (kind, step), value in quantities.items()
     }
-    row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
+    row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]], "collected": True}
     rows = [{**row, "loss": loss} for loss in losses]
     facts = {
         "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
