@@ -148,9 +148,8 @@ class Play:
             pause = now - self._last.get((rank, transfer.stream), 0.0)
             cost = self.link.cost(transfer.kind, pause, len(transfer.flows))
             arrivals = [self._carried(rank, way, size, now) for way, size in enumerate(sizes) if size]
-            transfer.ends[rank] = (
-                max(now + cost.byte * max(sizes), *arrivals) + cost.start * transfer.messages
-            )
+            copied = now + cost.byte * max(sizes)
+            transfer.ends[rank] = max([copied, *arrivals]) + cost.start * transfer.messages
             self._last[rank, transfer.stream] = transfer.ends[rank]
         if len(transfer.starters) == 1:  # a message: it is there when both links have carried it
             transfer.ends = dict.fromkeys(transfer.ends, max(transfer.ends.values()))

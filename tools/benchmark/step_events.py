@@ -128,6 +128,7 @@ class _RankScript:
             self._step(step, own_blocks)
 
     def _step(self, step: int, own_blocks: Sequence[int]) -> None:
+        self._begin_pass(step)
         for work in self._order():
             self._work(step, work)
         self._end_gradients(step)
@@ -380,6 +381,15 @@ class _RankScript:
                 self.program.append(("wait", self._fetched[key]))
                 for weight in weights:
                     self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
+
+    def _begin_pass(self, step: int) -> None:
+        """Lets others fetch: on CPUs an owner replies once it has begun the same pass (`axes.sharding.pulled_params`),
+        for which it has all gradients of the pass before."""
+        if self.stage == 3 and not self.layout.accelerator:
+            flows = dict.fromkeys(self.shards, (0.0, 0.0))
+            begun: Key = (step, "begun", self.shards[0])
+            self._start(self.script.add(begun, flows, "passes", "send"))
+            self.program.append(("wait", begun))
 
     def _fetch(self, key: Key, sizes: Mapping[int, float]) -> Key:
         """A transfer of parameters of these `sizes` by owner: on CPUs owners reply to this rank's request, whatever
