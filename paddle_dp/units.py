@@ -274,7 +274,7 @@ class Compress(Quantity):
     `power_sgd rank 4 after 100 steps` in the first 100."""
 
     kind: str = "none"
-    rank: int = 0  # of power_sgd
+    rank: int = 0  # columns of the factors of power_sgd; 0 for numbers
     after: int = 0  # updates, of power_sgd
     example: ClassVar[str] = "power_sgd rank 4"
     # For ResNet-18 on digits, 10 recover the accuracy lost without them (docs/exchange.md); PyTorch's
@@ -300,7 +300,7 @@ class Compress(Quantity):
         return r"\s*(none|bfloat16|float16|power_sgd(\s+rank\s+[1-9][0-9]*)?(\s+after\s+[0-9]+\s+steps?)?)\s*"
 
     def __str__(self) -> str:
-        if self.kind != "power_sgd":
+        if not self.rank:
             return self.kind
         after = "" if self.after == self.uncompressed_updates else f" after {self.after} steps"
         return f"power_sgd rank {self.rank}{after}"

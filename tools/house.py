@@ -5,6 +5,7 @@ python tools/house.py 0915449 . --markdown     # a commit and this tree, as a ma
 python tools/house.py 0915449 --run            # with the files that one step and reading a recipe enter there
 python tools/house.py --names                  # every refused name that is declared, by file and line
 python tools/house.py --prose what             # every line of prose with that word
+python tools/house.py --branches               # every branch on a rare strategy's words outside its folder
 python tools/house.py --entered step           # every file that one step enters, and its functions that run
 
 A tree is a folder or a commit (which is unpacked into a temporary folder). But for --run nothing of it is imported.
@@ -137,6 +138,16 @@ _OUTSIDE_CORE = """
     launch job_memory doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
+# Words of the rare strategies and of compressed gradients, between underscores; and files where they mean others.
+FAMILY_WORDS = re.compile(
+    r"_(servers?|branch(es)?|local_sgd|async_average|averaged_every|averaged_states|parameter_server|power_sgd"
+    r"|compress(ed|ion)?|replicas)(?=_)"
+)
+HOMONYMS = {  # data-parallel replicas, files in archives, the nodes' rendezvous
+    "axes/*": "replicas", "exchange/bucketed_gradients.py": "replicas", "datasets/*": "compressed",
+    "checkpoint/pickled.py": "compress", "launch/nodes/*": "server",
+}  # fmt: skip
+_TEXT: dict[type, str] = {ast.Name: "id", ast.Attribute: "attr", ast.Constant: "value"}
 # Of one step the files of these are counted apart: how many there are depends on the recipe.
 PARTS_OF_RECIPE = ("data", "datasets", "losses", "metrics", "optimizers", "schedules", "callbacks")
 
@@ -147,6 +158,37 @@ def room_of(file: str) -> str:
         if any(fnmatch(file, pattern) for pattern in patterns.split()):
             return room
     return "no room"
+
+
+def family_branches(tree: Tree) -> dict[tuple[str, int], set[str]]:
+    """Returns the lines of conditions (file, line) with names or strings of the family outside its rooms, and these."""
+    lines: dict[tuple[str, int], set[str]] = {}
+    for file, module in tree.source.items():
+        if room_of(file).startswith("strategies") or file == "exchange/compressed.py":
+            continue
+        homonyms = {word for pattern, word in HOMONYMS.items() if fnmatch(file, pattern)}
+        for node in (
+            node for parent in ast.walk(module) for test in _tests(parent) for node in ast.walk(test)
+        ):
+            text = str(getattr(node, _TEXT.get(type(node), ""), ""))
+            spaced = f"_{'_'.join(re.findall(r'[A-Z]*[a-z0-9]+|[A-Z]+', text))}_".lower()
+            if " " not in text and {match[1] for match in FAMILY_WORDS.finditer(spaced)} - homonyms:
+                lines.setdefault((file, node.lineno), set()).add(text)
+    return lines
+
+
+def _tests(node: ast.AST) -> Sequence[ast.AST]:
+    """Returns the conditions that a node of a module decides by."""
+    match node:
+        case ast.If() | ast.While() | ast.IfExp() | ast.Assert():
+            return [node.test]
+        case ast.comprehension():
+            return node.ifs
+        case ast.BoolOp():
+            return node.values
+        case ast.Match():
+            return [node.subject, *(case.pattern for case in node.cases)]
+    return []
 
 
 Figures = dict[str, tuple[str, str]]  # row → (figure, what is wanted)
@@ -189,6 +231,7 @@ def figures(tree: Tree, entered: Mapping[str, Functions] | None) -> Figures:
         "levels of Learner": (f"{learner.levels}", "≤ 2"),
         "deepest inheritance": (f"{deepest}", ""),
         "import circles": (f"{circles(tree.graph)}", "0"),
+        "branches on a family's words outside it": (f"{len(family_branches(tree))}", "0"),
         "files entered by one CPU step": (step, "≤ 14"),
         "files entered by reading a recipe": (f"{len(entered['recipe'])}" if entered else "–", ""),
         "words of prose": (f"{total:,}", ""),
@@ -246,6 +289,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--doubles", action="store_true", help="print the class names that exist twice instead"
     )
+    parser.add_argument(
+        "--branches", action="store_true", help="print the branches on a family's words outside it instead"
+    )
     parser.add_argument("--prose", choices=list(PROSE), help="print the lines with a word of prose instead")
     parser.add_argument(
         "--entered", choices=("step", "recipe"), help="print the files that it enters, and their functions"
@@ -253,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="house-") as scratch:
         trees = [_tree(name, Path(scratch)) for name in options.trees] or [this_tree()]
-        if options.names or options.doubles or options.prose or options.entered:
+        if options.names or options.doubles or options.branches or options.prose or options.entered:
             _print_lists(trees, options)
             return
         columns = []
@@ -279,6 +325,12 @@ def _print_entered(tree: Tree, kind: str) -> None:
         print(f"{file}, {tree.lines[file]} lines{apart}: {', '.join(functions)}")
 
 
+def _print_prose(tree: Tree, word: str) -> None:
+    for file, line, text in tree.prose():
+        for match in re.finditer(PROSE[word], text, re.IGNORECASE):
+            print(f"paddle_dp/{file}:{line}: …{text[max(0, match.start() - 40) : match.end() + 40]!r}")
+
+
 def _print_lists(trees: Iterable[Tree], options: argparse.Namespace) -> None:
     for tree in trees:
         if options.names:
@@ -287,14 +339,13 @@ def _print_lists(trees: Iterable[Tree], options: argparse.Namespace) -> None:
         if options.doubles:
             for name, modules in double_classes(tree).items():
                 print(f"{name}: {', '.join(modules)}")
+        if options.branches:
+            for (file, line), words in sorted(family_branches(tree).items()):
+                print(f"paddle_dp/{file}:{line}: {', '.join(sorted(words))}")
         if options.entered:
             _print_entered(tree, options.entered)
         if options.prose:
-            for file, line, text in tree.prose():
-                for found in re.finditer(PROSE[options.prose], text, re.IGNORECASE):
-                    print(
-                        f"paddle_dp/{file}:{line}: …{text[max(0, found.start() - 40) : found.end() + 40]!r}"
-                    )
+            _print_prose(tree, options.prose)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def _verify(job: Job) -> None:
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(job, Machine.here(), recipe.train.device, RankDevices(servers=None))
+    plan = plan_of(job, Machine.here(), recipe.train.device, RankDevices(known=False))
     if plan.nodes > 1:
         raise UsageError(
             "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."

@@ -9,11 +9,12 @@ replicated. Code that must treat each element of a model exactly once uses a `Pl
 |                                                  | together the whole tensor, each element once             |
 | a checkpoint that is saved or loaded             | `global_shape` and `offset` of this rank's slice         |
 | the comparison of replicas                       | `slice_index`: equal name and slice mean equal bits      |
-| the update (ZeRO, servers)                       | `owner`, `server`, `is_updated_at`, `is_stored_at`       |
+| the update (ZeRO)                                | `owner`, `is_updated_at`, `is_stored_at`                 |
 
 While a model is placed, each axis adds records to the learner's `Placements`: tensor.layers the slices, pipeline.stages
-the copies of tied weights, sharding.zero the owners, parameter_server.served the servers. A tensor without a record is
-whole on every rank that has it. An axis that places tensors in a new way adds a field here.
+the copies of tied weights, sharding.zero the owners. A tensor without a record is whole on every rank that has it. An
+axis that places tensors in a new way adds a field here; a strategy whose ranks are on no axis has a subclass, as
+parameter_server.served, and gives `Placements` one for tensors without a record.
 
 A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is whole on every
 rank that has it: `Placements.placement_of(tensor, parameter)`.
@@ -59,16 +60,13 @@ class Placement:
     `shard`: the slice over the tensor axis; None: all of it. `owner`: the rank of the sharding axis that updates it
     (ZeRO); None: every rank that has it does, unless it is frozen. `stored_by_owner`: the other ranks of the sharding
     axis do not store its values between updates (ZeRO-3). `first_copy`: False for copies of a tied weight on later
-    stages. `server`: the number of the server that updates it (`Degrees.servers`); the workers have copies, and a
-    tensor without a server (statistics, frozen weights) counts on server 0. `only_at`: for a branch's tensor
-    (strategies.branches), the first rank of the tensor axis that has it.
+    stages. `only_at`: for a branch's tensor (strategies.branches), the first rank of the tensor axis that has it.
     """
 
     shard: Shard | None = None
     owner: int | None = None
     stored_by_owner: bool = False
     first_copy: bool = True
-    server: int | None = None
     only_at: int = 0
 
     def global_shape(self, local: Sequence[int]) -> Shape:
@@ -92,8 +90,6 @@ class Placement:
 
     def is_main_replica(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates, among those that hold this slice, is the one that counts."""
-        if "server" in at:
-            return self.first_copy and at["server"] == (self.server or 0)
         return (
             self.first_copy
             and not any(at[axis] for axis in REPLICA_AXES)
@@ -103,21 +99,18 @@ class Placement:
 
     def is_updated_at(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates updates the tensor and thus keeps its optimizer states."""
-        if self.server is not None:
-            return at["server"] == self.server
         return self.owner is None or self.owner == at["sharding"]
 
     def is_stored_at(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates has the tensor's values between updates."""
-        if self.server is not None:
-            return at["server"] in (-1, self.server)
         return not self.stored_by_owner or self.is_updated_at(at)
 
 
 class Placements:
-    """The placement of every tensor of a model on this rank, by the tensor object."""
+    """The placement of every tensor of a model on this rank, by the tensor object; `default`: if it has no record."""
 
-    def __init__(self) -> None:
+    def __init__(self, default: Placement = Placement()) -> None:
+        self._default = default
         # The tensor is stored with its placement, so that no other object gets its id().
         self._records: dict[int, tuple[paddle.Tensor, Placement]] = {}
 
@@ -127,7 +120,8 @@ class Placements:
 
     def placement_of(self, tensor: paddle.Tensor, parameter: paddle.Tensor | None = None) -> Placement:
         """The placement of a parameter or buffer; with `parameter`, of its gradient or optimizer state `tensor`."""
-        _, placement = self._records.get(id(tensor if parameter is None else parameter), (None, Placement()))
+        record = self._records.get(id(tensor if parameter is None else parameter))
+        placement = self._default if record is None else record[1]
         if parameter is not None and tensor.shape != parameter.shape:
             return replace(placement, shard=None)
         return placement

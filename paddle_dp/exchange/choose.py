@@ -5,7 +5,7 @@ In the order of choice:
 | exchange             | on CPUs                    | on accelerators | chosen                                      |
 |----------------------|----------------------------|-----------------|---------------------------------------------|
 | `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
-| `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
+| `CompressedExchange` | over pushes                | over buckets    | `compressed`: the recipe's `compress`       |
 | `BucketedGradients`  | after backward             | after backward  | `after`                                     |
 | …                    | backward waits             | overlapped      | `per_parameter`; `bucketed` with absent     |
 |                      |                            |                 | gradients                                   |
@@ -35,7 +35,7 @@ from paddle import nn
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, SINGLE_BUCKET, BucketSizes
-from paddle_dp.exchange.compressed import CompressedExchange, LowRankGradients, check_factors
+from paddle_dp.exchange.compressed import compressed_exchange
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.paddle_reducer import PaddleReducer
 from paddle_dp.exchange.pushed_gradients import PushedGradients
@@ -46,8 +46,8 @@ from paddle_dp.units import Compress
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSettings:
-    """`kind`: the recipe's word; `sizes`: of buckets; `compress`: the compression of gradients; `absent`: some ranks
-    may lack a gradient, which then counts as zeros."""
+    """`kind`: the recipe's word, or `compressed`; `sizes`: of buckets; `compress`: the compression of gradients;
+    `absent`: some ranks may lack a gradient, which then counts as zeros."""
 
     kind: str = "auto"
     sizes: BucketSizes | None = None
@@ -62,7 +62,7 @@ class ExchangeSettings:
 
     def by_reducer(self, device: str) -> bool:
         """Whether paddle.DataParallel exchanges the gradients, and so must wrap the model."""
-        return self.kind_on(device) == "bucketed" and not (self.absent or self.compress)
+        return self.kind_on(device) == "bucketed" and not self.absent
 
 
 def choose_exchange(
@@ -80,8 +80,10 @@ def choose_exchange(
     kind = settings.kind_on(mesh.device)
     if settings.by_reducer(mesh.device):
         return PaddleReducer(wrapper, parameters, mesh)
-    if settings.compress:
-        exchange = _compressed(settings.compress, placed, counted_late)
+    if kind == "compressed":
+        exchange = compressed_exchange(
+            settings.compress, placed, counted_late, partial(fastest_exchange, mesh)
+        )
     elif kind in ("after", "per_parameter"):
         alone = kind == "per_parameter"
         sizes = BUCKET_PER_GRADIENT if alone else SINGLE_BUCKET
@@ -123,18 +125,3 @@ def _bucketed(mesh: Mesh, tensors: Sequence[paddle.Tensor], **settings: Any) -> 
         return BucketedGradients(new_group(range(mesh.ranks)), list(tensors), **settings)
     waiting = partial(mesh.waiting, "the exchange of gradients")
     return BucketedGradients(dist.get_group(0), list(tensors), waiting=waiting, **settings)
-
-
-def _compressed(compress: Compress, placed: PlacedModel, counted_late: bool) -> GradientExchange:
-    parameters, mesh, names = placed.trainable, placed.mesh, placed.trainable_names
-    residuals = Residuals(parameters)
-    if compress.kind == "power_sgd":
-        named = list(zip(names, parameters, strict=True))
-        fastest = partial(fastest_exchange, mesh)
-        low_rank = LowRankGradients(named, compress.rank, fastest, residuals)
-        check_factors(low_rank.shapes, compress.rank, mesh)
-        compressed: GradientExchange = low_rank
-    else:
-        compressed = fastest_exchange(mesh, parameters, "gradients", compress.kind, residuals)
-    uncompressed = fastest_exchange(mesh, parameters) if compress.after else compressed
-    return CompressedExchange(compress, uncompressed, compressed, residuals, names, mesh, counted_late)

@@ -13,6 +13,7 @@ import paddle
 
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.loss import Count, number
+from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.errors import DivergenceError
 from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
 from paddle_dp.exchange.residuals import (
@@ -270,3 +271,21 @@ class CompressedExchange(GradientExchange):
         restore_residuals(self._residuals, self._names, self._mesh.ranks, saved)
         if self._low_rank is not None:
             restore_factors(self._low_rank.right, self._names, saved)
+
+
+def compressed_exchange(
+    compress: Compress, placed: PlacedModel, counted_late: bool, fastest: Callable[..., GradientExchange]
+) -> CompressedExchange:
+    """Creates the compressed exchange of a model's gradients over all ranks, made of the `fastest_exchange` of some
+    tensors. Collective."""
+    parameters, mesh, names = placed.trainable, placed.mesh, placed.trainable_names
+    residuals = Residuals(parameters)
+    if compress.kind == "power_sgd":
+        named = list(zip(names, parameters, strict=True))
+        low_rank = LowRankGradients(named, compress.rank, fastest, residuals)
+        check_factors(low_rank.shapes, compress.rank, mesh)
+        compressed: GradientExchange = low_rank
+    else:
+        compressed = fastest(parameters, "gradients", compress.kind, residuals)
+    uncompressed = fastest(parameters) if compress.after else compressed
+    return CompressedExchange(compress, uncompressed, compressed, residuals, names, mesh, counted_late)

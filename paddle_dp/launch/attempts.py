@@ -171,7 +171,7 @@ def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
     ):
         env = {**ports, **variables, **(board.variables if board else {}), MARK: mark} | _secret(plan)
         process = None if prepared is None else prepared.begin(plan, env, attempt)
-        if process is None and plan.servers:
+        if process is None and plan.launches_ranks:
             process = RankLauncher(plan, env, attempt)
         if process is None:
             process = Launcher(

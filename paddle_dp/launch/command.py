@@ -147,6 +147,12 @@ class Plan:
         return min(max(self.servers - self.node * self.ranks, 0), self.ranks)
 
     @property
+    def launches_ranks(self) -> bool:
+        """True if this process starts each rank itself: Paddle's launcher gives all of them devices, and ends them when
+        one has died. A server has no device, and a worker may die."""
+        return self.servers > 0
+
+    @property
     def alone(self) -> bool:
         """True if its one rank can be this process.
 

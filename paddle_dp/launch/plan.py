@@ -17,13 +17,14 @@ RANK = 128 << 20
 class RankDevices:
     """The number of `devices` of each rank; `fewer` ends the message for too few visible ones.
 
-    The job's first `servers` ranks need no device. None: the recipe has not been read, so any number of devices
-    suffices.
+    The job's first `servers` ranks need no device. `known` is false before the recipe has been read: any number of
+    devices suffices then.
     """
 
     devices: int = 1
     fewer: str = "each rank takes one"
-    servers: int | None = 0
+    servers: int = 0
+    known: bool = True
 
 
 def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices = RankDevices()) -> Plan:
@@ -42,20 +43,20 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
         )
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
-    ranks, node, servers = job.ranks or 1, job.node_rank or 0, each.servers or 0
-    plan = Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=servers)
+    ranks, node = job.ranks or 1, job.node_rank or 0
+    plan = Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=each.servers)
     if job.devices is not None:
         devices = _devices(job, job.devices, machine, device, each, plan)
-        ranks = job.ranks or len(devices) // each.devices + _servers_of_first(plan)
+        ranks = job.ranks or _local_ranks(plan, len(devices) // each.devices)
         return replace(plan, ranks=ranks, devices=devices)
     if device not in ("auto", "cpu") and not (device == machine.kind and machine.devices):
         raise UsageError(_not_here(device, machine))
     if device == "cpu" or not machine.devices:
         return plan
-    ranks = job.ranks or (len(machine.devices) + _servers_of_first(plan) if each.devices == 1 else 1)
+    ranks = job.ranks or (_local_ranks(plan, len(machine.devices)) if each.devices == 1 else 1)
     plan = replace(plan, ranks=ranks)
     workers = (job.least_ranks or ranks) - plan.servers_here
-    if each.servers is not None and workers * each.devices > len(machine.devices):
+    if each.known and workers * each.devices > len(machine.devices):
         available = f"{plural(len(machine.devices), spoken(machine.kind))}"
         raise UsageError(
             f"--ranks {ranks}: only {available} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
@@ -64,9 +65,9 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     return replace(plan, devices=machine.devices[: (ranks - plan.servers_here) * each.devices])
 
 
-def _servers_of_first(plan: Plan) -> int:
-    """Returns this node's servers if it has a rank for each device and each server: all servers are on node 0."""
-    return plan.servers if plan.node == 0 else 0
+def _local_ranks(plan: Plan, computing: int) -> int:
+    """Returns the number of this node's ranks, of which `computing` have devices: all servers are on node 0."""
+    return computing + (plan.servers if plan.node == 0 else 0)
 
 
 def _check_least(option: str, least: int | None, most: int | None) -> None:
@@ -115,7 +116,8 @@ def _devices(
     if len(names) % each.devices:
         raise UsageError(f"{option} names {len(names)}, and {each.fewer}.")
     ranks = len(names) // each.devices
-    if each.servers is not None and job.ranks not in (None, ranks + plan.servers_here):
+    total = ranks + plan.servers_here
+    if each.known and job.ranks not in (None, total):
         servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
             f"{option} means {plural(ranks, 'rank')}{servers}, but --ranks is {job.ranks}. Leave one of the "

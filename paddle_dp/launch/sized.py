@@ -40,7 +40,7 @@ def sized(job: Job) -> Job:
             "--ranks MIN:MAX lets the number of ranks change, and the batch must stay the same: write train.batch and "
             "train.micro_batches as numbers over all ranks."
         )
-    plan = plan_of(job, Machine.here(), str(train.get("device", "auto")), RankDevices(servers=None))
+    plan = plan_of(job, Machine.here(), str(train.get("device", "auto")), RankDevices(known=False))
     there = sizes(job.recipe, job.all_overrides, plan.ranks, plan.nodes)
     print(*there.remarks, sep="\n", flush=True)
     return replace(job, overrides=(*job.overrides, *there.overrides))

@@ -60,7 +60,7 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     if job.script:
         ignore_ccache()
         return _run_script(job, machine, inherited)
-    plan = plan_of(job, machine, each=RankDevices(servers=None))
+    plan = plan_of(job, machine, each=RankDevices(known=False))
     ignore_ccache()
     if plan.alone:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
@@ -128,7 +128,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
                 "no other file of its name."
             )
     recipe, plan = (evaluation if job.entry_point == "evaluate" else _read)(job, machine)
-    if isinstance(prepared, PreparedLauncher) and (plan.alone or plan.servers):
+    if isinstance(prepared, PreparedLauncher) and (plan.alone or plan.launches_ranks):
         prepared.drop()
     if job.spares:
         _refuse_spares(plan)
@@ -206,7 +206,7 @@ def _refuse_spares(plan: Plan) -> None:
     reason = (
         "these ranks compute on accelerators, whose drivers survive no fork" if plan.devices
         else "on several nodes each waits for the others' ranks" if plan.nodes > 1
-        else "servers and workers are started one by one" if plan.servers
+        else "servers and workers are started one by one" if plan.launches_ranks
         else ""
     )  # fmt: skip
     if reason:

@@ -67,9 +67,9 @@ class Degrees:
         return getattr(self, axis)
 
     def __str__(self) -> str:
-        if self.servers:
-            return f"{plural(self.servers, 'server')}, {self.readers}"
-        return " × ".join(f"{axis} {self[axis]}" for axis in self.split_axes) or "one process"
+        if self.all_read:
+            return " × ".join(f"{axis} {self[axis]}" for axis in self.split_axes) or "one process"
+        return f"{plural(self.servers, 'server')}, {self.readers}"
 
     @property
     def split_axes(self) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ class Degrees:
         axis.
         """
         coords = dict.fromkeys(AXES, 0)
-        if self.servers:
-            coords["server"] = rank if rank < self.servers else -1
+        if not self.all_read:
+            coords["server"] = -1 if self.reads(rank) else rank
             rank = max(rank - self.servers, 0)
         for axis in reversed(AXES):
             rank, coords[axis] = divmod(rank, self[axis])
@@ -109,7 +109,7 @@ class Degrees:
 
     def group(self, rank: int, *axes: str) -> list[int]:
         """Returns the ranks that differ from `rank` only on these axes, in order, with itself; a server is alone."""
-        if rank < self.servers:
+        if not self.reads(rank):
             return [rank]
         coords = self.coords(rank)
         ranges = [range(self[axis]) if axis in axes else (coords[axis],) for axis in AXES]
@@ -121,7 +121,7 @@ class Degrees:
 
     def dp_rank(self, rank: int) -> int:
         """Returns the index of the share of the data that `rank` reads; −1 for a server."""
-        if rank < self.servers:
+        if not self.reads(rank):
             return -1
         coords, share = self.coords(rank), 0
         for axis in SAMPLE_AXES:
@@ -130,7 +130,12 @@ class Degrees:
 
     def reads(self, rank: int) -> bool:
         """Whether `rank` reads samples and computes, which a server does not."""
-        return self.dp_rank(rank) >= 0
+        return rank >= self.servers
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every rank reads samples and computes."""
+        return self.reads(0)
 
     @property
     def facts(self) -> dict[str, AxisFacts]:
@@ -140,14 +145,14 @@ class Degrees:
     @property
     def readers(self) -> str:
         """ "4 ranks", "2 groups of ranks", or "3 workers": they read different samples."""
-        noun = "worker" if self.servers else "rank" if self.dp_size == self.ranks else "group"
+        noun = "rank" if self.dp_size == self.ranks else "group" if self.all_read else "worker"
         return plural(self.dp_size, noun) + " of ranks" * (noun == "group")
 
     def role(self, rank: int) -> str:
         """Returns "server 1" or "worker 0" if there are servers, else ""."""
-        if not self.servers:
+        if self.all_read:
             return ""
-        return f"server {rank}" if rank < self.servers else f"worker {rank - self.servers}"
+        return f"worker {rank - self.servers}" if self.reads(rank) else f"server {rank}"
 
     def as_dict(self) -> dict[str, int]:
         """Returns the sizes by axis, and the number of servers if there are any."""

@@ -93,7 +93,13 @@ class Mesh:
 
     @cached_property
     def all_read(self) -> bool:
-        return self.axes.reads(0)
+        return self.axes.all_read
+
+    @cached_property
+    def hub(self) -> int | None:
+        """The rank through which all ranks exchange if some read nothing: process groups would connect the others with
+        each other. None: there are process groups."""
+        return None if self.all_read else 0
 
     @cached_property
     def dp_size(self) -> int:
@@ -114,7 +120,7 @@ class Mesh:
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Sums `tensor` over the ranks, in place, and returns it."""
-        if self.axes.servers:
+        if self.hub is not None:
             first, *following = self.gather_tensor(tensor)
             tensor.set_value(sum(following, first))
         elif self.ranks > 1:
@@ -134,7 +140,7 @@ class Mesh:
         """Returns every rank's `tensor` (equal shapes and dtypes), in rank order."""
         if self.ranks == 1:
             return [tensor]
-        if self.axes.servers:  # there are no process groups, as they would connect workers with each other
+        if self.hub is not None:
             rows = self._messages.gather(copied_bytes(tensor), "an exchange between all ranks")
             return tensors_of(rows, tensor)
         import paddle.distributed as dist
@@ -158,7 +164,7 @@ class Mesh:
 
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
         """Copies `source`'s `tensor` to all ranks, in place, and returns it."""
-        if self.axes.servers:
+        if self.hub is not None:
             local_bytes = copied_bytes(tensor) if self.rank == source else b""
             rows = self._messages.gather(local_bytes, "an exchange between all ranks")
             if source not in self.lost:
@@ -193,8 +199,7 @@ class Mesh:
 
     @cached_property
     def _messages(self) -> Messages:
-        hub = 0 if self.axes.servers else None
-        return Messages(range(self.ranks), self.rank, "all", hub, self.expendable, self.lost)
+        return Messages(range(self.ranks), self.rank, "all", self.hub, self.expendable, self.lost)
 
     @cached_property
     def _store(self) -> Any:
@@ -255,7 +260,9 @@ def join(
                 "leave that call out. join(), and every Trainer, makes it."
             )
         servers = servers if servers < here.ranks else 0
-        device_name = choose("cpu" if here.rank < servers else device)
+        degrees = Degrees(data=here.ranks - servers, servers=servers)
+        device_name = choose(device if degrees.reads(here.rank) else "cpu")
+        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=device_name, degrees=degrees)
         connections = Connections(int(here.master.rpartition(":")[2]) if here.master else 0)
         if here.ranks > 1:
             if here.master:
@@ -264,20 +271,18 @@ def join(
             with heartbeat.waiting("the meeting of all ranks"), connections.blamed():
                 paddle.base.core.create_or_get_global_tcp_store()
                 send_at_once()
-                if not servers:
+                if mesh.hub is None:
                     paddle.distributed.init_parallel_env()
             listen_to_this_machine_only(here.master or "")
-            seconds = _set_patience(patience, "" if servers else device_name)
+            seconds = _set_patience(patience, device_name if mesh.hub is None else "")
             if here.master:
                 late_ranks.start(here.rank, here.master, seconds)
-        degrees = Degrees(data=here.ranks - servers, servers=servers) if servers else None
-        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=device_name, degrees=degrees)
         # gloo lets a rank continue while a peer is still connecting to it. If the rank failed now, the peer would
         # report a lost connection and hide the rank's error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
         if here.ranks > 1:
             connections.close_port()
-        if servers:
+        if mesh.hub is not None:
             mesh = replace(mesh, workers_device=mesh.gather(device_name)[servers])
         _joined["mesh"] = mesh
     if seed is not None:

@@ -44,9 +44,14 @@ class Facts:
     load: float = 0.0
 
     @property
+    def all_read(self) -> bool:
+        """Whether every rank reads samples and computes."""
+        return not self.servers
+
+    @property
     def alike(self) -> bool:
-        """Whether all ranks do the same work, on other samples or slices: there are neither stages nor servers."""
-        return self.degrees.get("pipeline", 1) == 1 and not self.servers
+        """Whether all ranks do the same work, on other samples or slices."""
+        return self.degrees.get("pipeline", 1) == 1 and self.all_read
 
 
 @dataclass(frozen=True, kw_only=True)

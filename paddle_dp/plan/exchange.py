@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from math import prod
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
-from paddle_dp.plan.memory import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,
@@ -142,14 +141,8 @@ def axes_gradients(
             straight = ranks > 1 and stage == 2 and not layout.accelerator
             halves = 1 + (micro_batches if straight else 1)
             count = share * halves * (together - 1) / together * local_trained
-            if layout.averaged_every:
-                width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
-                size = count * width / layout.averaged_every
-                hides = layout.asynchronous
-                yield Sent(axis=axis, payload="parameters", bytes=size, when="last backward", hides=hides)
-            else:
-                size = count * layout.gradient_on_its_way * _compressed(trained, layout)
-                yield Sent(axis=axis, payload="gradients", bytes=size, when="last backward")
+            size = count * layout.gradient_on_its_way * layout.gradient_share(trained)
+            yield Sent(axis=axis, payload="gradients", bytes=size, when="last backward")
 
 
 def _fetched(
@@ -188,19 +181,6 @@ def _fetched(
         for (kind, at), go in zip(each, goes[number * len(single_pass) :], strict=False):
             fetched[kind] += numbered_layers[at][1] * (times if go else 0)
     return fetched
-
-
-def _compressed(weights: Sequence[Weight], layout: Layout) -> float:
-    """The share of the weights' gradient bytes that is sent. Factors have the sums' dtype, at least float32."""
-    compress, width = layout.compress, layout.widths.gradient
-    total = sum(weight.size * width for weight in weights)
-    if not compress or not total:
-        return 1.0
-    if compress.kind != "power_sgd":
-        return min(2 / width, 1.0)
-    low = [weight for weight in weights if is_worthwhile(weight.shape, compress.rank)]
-    saved = sum(weight.size * width - factors(weight.shape, compress.rank) * max(width, 4) for weight in low)
-    return 1 - saved / total
 
 
 def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:

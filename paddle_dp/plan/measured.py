@@ -55,12 +55,12 @@ class Measured:
         step = max(times.step for times in rank_times)
         head = f"Where a step of {duration(step)} goes, in ms (steps {self.first} to {self.last}):"
         lines = [head, *_table(rank_times)]
-        if facts.servers:
+        if not facts.all_read:
             last = facts.servers - 1
             lines.append(f"Ranks 0 to {last} are servers." if last else "Rank 0 is a server.")
         lines += _wrapped(_sentence(rank_times))
         if facts.sent and len(rank_times) > 1:
-            mean = ", servers and workers in the mean" if facts.servers else ""
+            mean = "" if facts.all_read else ", servers and workers in the mean"
             lines.append(f"A rank sends {facts.sent / 1e6:.3g} MB a step{mean}.")
         if doubt := self.doubt():
             return [*lines, *_wrapped(doubt)]

@@ -38,13 +38,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
-
-from paddle_dp.units import Compress
 
 
 def states_of(optimizer: Any) -> int:
@@ -170,22 +168,6 @@ def is_worthwhile(shape: Sequence[int], rank: int) -> bool:
     """Whether a gradient of this shape is sent as two factors."""
     rows, columns = matrix(shape)
     return len(shape) > 1 and TWICE * factors(shape, rank) <= rows * columns
-
-
-ERROR = 4  # bytes of a residual's element, if weights have fewer
-NARROW = 2  # bytes of an element that is sent
-
-
-def residual_bytes(
-    compress: Compress, weights: Iterable[tuple[int, Sequence[int]]], width: int, accelerator: bool
-) -> float:
-    """Bytes of the compression residuals of these weights, (elements, shape) each, of `width` bytes an element."""
-    if not compress:
-        return 0.0
-    width, low_rank = max(width, ERROR), compress.kind == "power_sgd"
-    elements = sum(size for size, shape in weights if not low_rank or is_worthwhile(shape, compress.rank))
-    each = 3 * width if low_rank else 2 * width + (2 * NARROW if accelerator else 0)
-    return float(each * elements)
 
 
 def flat_gradient_bytes(way: str, gradients: float, bucket: float) -> float:

@@ -13,12 +13,11 @@ from paddle_dp.plan.memory import (
     Widths,
     deal,
     flat_gradient_bytes,
-    residual_bytes,
     state_bytes,
 )
 from paddle_dp.plan.pipeline_schedule import Partition, Schedule, stage_bounds
 from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
-from paddle_dp.units import Compress, Recompute
+from paddle_dp.units import Recompute
 
 ReduceDtype = Literal["bfloat16", "float32"]  # of gradients on their way
 
@@ -82,13 +81,10 @@ class Layout:
 
     A strategy whose ranks hold or send other bytes than the axes' arithmetic counts has a subclass of it in its folder.
     `partition`: the split of a pipeline's blocks, with `virtual_stages` per rank. `prefetch`: chunks of layers that
-    ZeRO's stage 3 fetches ahead. `sequence_parallel`: tensor ranks split the tokens between cut layers. `compress`: the
-    compression of gradients between data ranks. `reduce_dtype`: the dtype in which gradients are sent; None: theirs.
-    `averaged_every`: weights are sent once in so many steps, instead of each step's gradients (0: gradients are sent);
-    with `averaged_states` the optimizer states, too. `copies`: further copies of the trained weights that a rank keeps.
-    `asynchronous`: no rank waits for another one to compute. `exchange`: data_parallel's exchange by name; "": this
-    package's. `bucket`: bytes of Paddle's buckets. `replicas`: of the whole model in each process; `separate_devices`:
-    each on an accelerator, if any. `widths`, the bytes per element, follow from optimizer and precision.
+    ZeRO's stage 3 fetches ahead. `sequence_parallel`: tensor ranks split the tokens between cut layers. `reduce_dtype`:
+    the dtype in which gradients are sent; None: theirs. `asynchronous`: no rank waits for another one to compute.
+    `exchange`: data_parallel's exchange by name; "": this package's. `bucket`: bytes of Paddle's buckets. `widths`, the
+    bytes per element, follow from optimizer and precision.
     """
 
     degrees: Degrees
@@ -99,16 +95,10 @@ class Layout:
     prefetch: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
-    compress: Compress = field(default_factory=Compress)
     exchange: str = ""
     bucket: float = 0.0
     reduce_dtype: ReduceDtype | None = None
-    averaged_every: int = 0
-    averaged_states: bool = False
-    copies: float = 0.0
     asynchronous: bool = False
-    replicas: int = 1
-    separate_devices: bool = False
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
 
@@ -128,8 +118,8 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """The number of devices that hold the replicas of one process."""
-        return self.replicas if self.separate_devices and self.accelerator else 1
+        """The number of devices that a process computes on."""
+        return 1
 
     @property
     def unequal_ranks(self) -> Sequence[int]:
@@ -141,9 +131,12 @@ class Layout:
     @property
     def extra_label(self) -> str:
         """The name of a rank's extra bytes (`RankMemory`)."""
-        if self.copies:
-            return "copies of the weights"
-        return "errors of compression" if self.compress else "buffers of the exchange"
+        return "buffers of the exchange"
+
+    @property
+    def state_label(self) -> str:
+        """The beginning of the line on a rank's bytes, if they are not those of one model."""
+        return ""
 
     @property
     def transient_label(self) -> str:
@@ -159,6 +152,19 @@ class Layout:
         """All transfers of a rank in one step; None: `plan.exchange` counts them, axis by axis."""
         return None
 
+    @property
+    def sends_float32(self) -> bool:
+        """Whether gradients are sent as numbers of 32 bits."""
+        return self.gradient_on_its_way == 4
+
+    def gradient_share(self, weights: Sequence[Weight]) -> float:
+        """The share of the bytes of these weights' gradients that is sent."""
+        return 1.0
+
+    def exchange_state(self, weights: Sequence[Weight]) -> float:
+        """Bytes that a rank has for its exchanges from one update to the next, for these trained weights."""
+        return 0.0
+
     def __str__(self) -> str:
         return str(self.degrees).replace("tensor", self.called("tensor"))
 
@@ -167,7 +173,7 @@ class Layout:
 class RankMemory:
     """One rank's coordinates, block numbers per stage, numbers of elements (`parameters`, `trained`) and bytes.
 
-    `state`: of a process with replicas, the bytes on its first device. Upper bounds (`plan.memory`): `extra`:
+    `state`: of a process on several devices, the bytes on its first one. Upper bounds (`plan.memory`): `extra`:
     copies of the weights, compression residuals, flat gradients. `transient`: in stage 3, other owners' parameters that
     are held or under way at once, on an accelerator also copies and gradients in exchange; on a server, the received
     gradients.
@@ -257,9 +263,7 @@ def _axes_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
             w for w in weights if w.frozen and owner_of.get(w.name, coords["sharding"]) == coords["sharding"]
         )
         frozen_sizes = [weight.local_size(degrees.tensor) for weight in owned_frozen]
-    times = layout.replicas // layout.devices  # copies in one memory
-    parameters = state.parameters + sum(frozen_sizes) * layout.widths.parameter
-    state = replace(state, parameters=times * parameters, gradients=times * state.gradients)
+    state = replace(state, parameters=state.parameters + sum(frozen_sizes) * layout.widths.parameter)
     transient = _fetched_bytes(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
         rank=rank,
@@ -274,18 +278,15 @@ def _axes_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
-    """Bytes of weight copies, compression residuals and flat gradients."""
+    """Bytes of the exchanges' state and of flat gradients."""
     trained = [weight for weight in distinct_weights(blocks, here) if not weight.frozen]
     sizes = [weight.local_size(layout.degrees.tensor) for weight in trained]
-    shapes = [weight.shape for weight in trained]
-    width = layout.widths.parameter
-    errors = residual_bytes(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
     way = "bucketed" if layout.exchange == "auto" and layout.accelerator else layout.exchange
     buffers = flat_gradient_bytes(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
     width_there = layout.gradient_on_its_way
     if layout.accelerator and layout.degrees.sharding == 1 and width_there != layout.widths.gradient:
         buffers += sum(sizes) * width_there  # received sums, until they are converted to gradients
-    return layout.copies * sum(sizes) * width + errors + buffers
+    return layout.exchange_state(trained) + buffers
 
 
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:

@@ -35,9 +35,10 @@ def layout(run: RunRecord) -> Html:
     else:
         idle = [rank for rank in range(degrees.ranks) if not degrees.reads(rank)]
         spans = "".join(f'<span class="rank">rank {rank} (server)</span>' for rank in idle)
-        frame = spans and (
+        frame = (
             f'<div class="frame c{facts["servers"].colour}"><span>servers</span><div class="in">{spans}</div></div>'
-        )
+            if spans else ""
+        )  # fmt: skip
         picture = (
             f'<div class="card"><div class="in">{frame}{_frames(degrees, degrees.split_axes, {})}</div></div>'
         )

@@ -6,17 +6,58 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.memory import factors, is_worthwhile
+from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Bytes, Compress, Recompute
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paddle import nn
 
     from paddle_dp.exchange.choose import ExchangeSettings
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
+
+
+RESIDUAL_WIDTH = 4  # bytes of a residual's element, if weights have fewer
+SENT_WIDTH = 2  # bytes of an element that is sent, without factors
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedLayout(Layout):
+    """Data ranks compress their gradients."""
+
+    compress: Compress
+
+    @property
+    def extra_label(self) -> str:
+        return "errors of compression"
+
+    @property
+    def sends_float32(self) -> bool:
+        return False
+
+    def gradient_share(self, weights: Sequence[Weight]) -> float:
+        """Factors have the sums' dtype, at least float32."""
+        width, columns = self.widths.gradient, self.compress.rank
+        total = sum(weight.size * width for weight in weights)
+        if not total:
+            return 1.0
+        if not columns:
+            return min(SENT_WIDTH / width, 1.0)
+        low = [weight for weight in weights if is_worthwhile(weight.shape, columns)]
+        saved = sum(weight.size * width - factors(weight.shape, columns) * max(width, 4) for weight in low)
+        return 1 - saved / total
+
+    def exchange_state(self, weights: Sequence[Weight]) -> float:
+        """Bytes of residuals (`plan.memory`)."""
+        width, columns = max(self.widths.parameter, RESIDUAL_WIDTH), self.compress.rank
+        low = [weight for weight in weights if not columns or is_worthwhile(weight.shape, columns)]
+        each = 3 * width if columns else 2 * width + (2 * SENT_WIDTH if self.accelerator else 0)
+        return float(each * sum(weight.size for weight in low))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +113,20 @@ class Config(StrategyConfig):
         from paddle_dp.exchange.choose import ExchangeSettings
 
         sizes = BucketSizes(int(self.comm_buffer_size.count), int(self.last_comm_buffer_size.count))
-        return ExchangeSettings(kind=self.exchange, sizes=sizes, compress=self.compress, absent=self.absent)
+        kind = "compressed" if self.compress else self.exchange
+        return ExchangeSettings(kind=kind, sizes=sizes, compress=self.compress, absent=self.absent)
 
     def layout(self, ranks: int) -> Layout:
+        layout = super().layout(ranks)
         if ranks == 1:
-            return super().layout(ranks)
-        ours = self.compress or (self.absent and self.exchange in ("auto", "bucketed"))
+            return layout
+        if self.compress:
+            return CompressedLayout(
+                degrees=layout.degrees, recompute=layout.recompute, compress=self.compress
+            )
+        ours = self.absent and self.exchange in ("auto", "bucketed")
         exchange, bucket = "" if ours else self.exchange, self.comm_buffer_size.count
-        return replace(super().layout(ranks), compress=self.compress, exchange=exchange, bucket=bucket)
+        return replace(layout, exchange=exchange, bucket=bucket)
 
     def not_promised(self, recipe: Recipe) -> str:
         if not self.compress:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.units import AboveZero, EverySteps, Probability, Steps, check_steps
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ class Config(StrategyConfig):
         """Whether weights are averaged after every step, without outer optimizer or adaptive periods."""
         return self.every.count == 1 and self.outer is None and not self.adaptive
 
-    def layout(self, ranks: int) -> Layout:
-        states = self.optimizer_states == "averaged"
-        copies = 1 + (self.outer is not None)  # the weights at the period's start, and the velocity
-        every = int(self.every.count)
-        return replace(super().layout(ranks), averaged_every=every, averaged_states=states, copies=copies)
+    def layout(self, ranks: int) -> AveragedLayout:
+        return AveragedLayout(
+            degrees=Degrees(data=ranks), recompute=self.recompute, every=int(self.every.count),
+            states=self.optimizer_states == "averaged",
+            copies=1 + (self.outer is not None),  # the weights at the period's start, and the velocity
+        )  # fmt: skip
 
     def not_promised(self, recipe: Recipe) -> str:
         linear = {"sgd"} | ({"momentum"} if self.optimizer_states == "averaged" else set())

@@ -113,13 +113,9 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {held} {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
     sizes = _sizes(recipe, layout, blocks, memory)
-    if layout.replicas == 1:
-        yield summed(sizes)
-    elif layout.devices == 1:
-        yield f"its {layout.replicas} copies: {summed(sizes)}"
-    else:
-        yield f"the first copy's device: {summed(sizes)}"
-        yield from _further_devices(layout.replicas - 1, sizes)
+    yield layout.state_label + summed(sizes)
+    if layout.devices > 1:
+        yield from _further_devices(layout.devices - 1, sizes)
 
 
 def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:

@@ -208,7 +208,7 @@ class ScalePlan:
         larger = model.step(step.ranks, 2 * step.samples)
         halved = model.step(step.ranks, step.samples, half=True)
         gains = [(larger.rate / plain.rate - 1, f"train.batch twice as large {at}, another training")]
-        if self._sends_float32():
+        if layout_of(_with_batch(self.recipe, 2 * self.recipe.train.batch), 2).sends_float32:
             name = "strategy={use: hybrid, reduce_dtype: bfloat16}"
             gains.append((halved.rate / plain.rate - 1, f"{name} {at}, gradients in half as many bytes"))
         fastest = max(self.strong, key=lambda each: each.rate if each.kind != "bound" else 0.0)
@@ -219,10 +219,6 @@ class ScalePlan:
                 (gain, f"{plural(fastest.ranks, 'rank')} in place of {slower[-1].ranks} for one global batch")
             )
         return sorted(gains, reverse=True)
-
-    def _sends_float32(self) -> bool:
-        layout = layout_of(_with_batch(self.recipe, 2 * self.recipe.train.batch), 2)
-        return layout.gradient_on_its_way == 4 and not layout.compress
 
     def advice(self) -> str:
         """The cheapest changes, with what they would give."""

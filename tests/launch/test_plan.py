@@ -150,7 +150,7 @@ def test_devices_are_the_workers_alone(words, servers, ranks, here, devices):
 
 
 def test_more_workers_than_devices_are_refused_once_the_servers_are_known():
-    assert plan_of(job(ranks=4), GPU, each=RankDevices(servers=None)).ranks == 4
+    assert plan_of(job(ranks=4), GPU, each=RankDevices(known=False)).ranks == 4
     with pytest.raises(UsageError, match=r"--ranks 4: only 2 GPUs .* each worker takes one"):
         plan_of(job(ranks=4), GPU, each=RankDevices(fewer="each worker takes one", servers=1))
     with pytest.raises(UsageError, match="means 1 rank and 1 without a device"):

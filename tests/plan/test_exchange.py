@@ -8,6 +8,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.units import Recompute
 
@@ -44,16 +45,18 @@ def test_gradients_travel_as_in_a_ring_and_in_zero(n):
 
 
 def test_means_of_weights_travel_once_in_so_many_steps():
-    part, data = 3 / 4 * PSI, layout(data=4)
-    often = replace(data, averaged_every=8)
+    part = 3 / 4 * PSI
+    often = AveragedLayout(degrees=Degrees(data=4), widths=layout(data=4).widths, every=8)
     assert mean_bytes(BLOCKS, often, 1, ACTIVATIONS) == pytest.approx(2 * part / 8)
-    with_states = replace(often, averaged_states=True)  # of Adam: twice the weights
+    with_states = replace(often, states=True)  # of Adam: twice the weights
     assert mean_bytes(BLOCKS, with_states, 1, ACTIVATIONS) == pytest.approx(3 * 2 * part / 8)
     assert [each.payload for each in sent(BLOCKS, often, 0, 1, None)] == ["parameters"]
 
 
 def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
-    waits, goes_on = (replace(layout(data=4), averaged_every=4, asynchronous=yes) for yes in (False, True))
+    waits, goes_on = (
+        AveragedLayout(degrees=Degrees(data=4), every=4, asynchronous=yes) for yes in (False, True)
+    )
     assert [one.hides for plan in (waits, goes_on) for one in sent(BLOCKS, plan, 0, 1, None)] == [False, True]
     assert mean_bytes(BLOCKS, waits, 1, None) == mean_bytes(BLOCKS, goes_on, 1, None)
     both = (ServerLayout(degrees=Degrees(data=2, servers=1), asynchronous=yes) for yes in (False, True))

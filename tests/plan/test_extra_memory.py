@@ -1,12 +1,18 @@
 """What a rank keeps beside weights, gradients and states: by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from paddle_dp.plan.memory import flat_gradient_bytes, inbound_bytes, residual_bytes
-from paddle_dp.units import Compress
+from paddle_dp.part import read_part
+from paddle_dp.plan.memory import Widths, flat_gradient_bytes, inbound_bytes
+from paddle_dp.plan.rank_memory import Weight
 
 # A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.
-WEIGHTS = [(6000, (60, 100)), (20, (4, 5)), (100, (100,))]
+WEIGHTS = [
+    Weight(name=str(size), size=size, shape=shape)
+    for size, shape in ((6000, (60, 100)), (20, (4, 5)), (100, (100,)))
+]
 ALL, LARGE = 6120, 6000
 
 
@@ -23,7 +29,9 @@ ALL, LARGE = 6120, 6000
     ],
 )
 def test_errors_are_kept_and_made_anew(compress, width, accelerator, bytes_):
-    assert residual_bytes(Compress.parse(compress), WEIGHTS, width, accelerator) == bytes_
+    config = read_part("strategies", {"use": "data_parallel", "compress": compress}).config
+    layout = replace(config.layout(2), widths=Widths(parameter=width), accelerator=accelerator)
+    assert layout.exchange_state(WEIGHTS) == bytes_
 
 
 @pytest.mark.parametrize(

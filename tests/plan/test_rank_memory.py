@@ -8,7 +8,10 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import sent
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, total_parameters
+from paddle_dp.strategies._rounds import AveragedLayout
+from paddle_dp.strategies.data_parallel import CompressedLayout
 from paddle_dp.strategies.parameter_server import ServerLayout
+from paddle_dp.strategies.replicas import CopiesLayout
 from paddle_dp.units import Compress
 
 BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
@@ -101,11 +104,11 @@ FROZEN = [[Weight(name="a", size=100, frozen=True)], [Weight(name="b", size=60, 
 
 def test_copies_and_errors_are_of_what_is_trained():
     widths = Widths(parameter=4, gradient=4, optimizer=8)
-    copied = Layout(degrees=Degrees(data=2), copies=2.5, widths=widths).memory(FROZEN, 0)
+    copied = AveragedLayout(degrees=Degrees(data=2), every=8, copies=2.5, widths=widths).memory(FROZEN, 0)
     assert copied.extra == 2.5 * 4 * 60
     assert copied.total == 4 * 160 + 4 * 60 + 8 * 60 + 2.5 * 4 * 60
     low = Widths(parameter=2, gradient=2, optimizer=12)
-    compressed = Layout(degrees=Degrees(data=2), compress=Compress.parse("bfloat16"), widths=low)
+    compressed = CompressedLayout(degrees=Degrees(data=2), compress=Compress.parse("bfloat16"), widths=low)
     assert compressed.memory(FROZEN, 0).extra == 2 * 4 * 60
 
 
@@ -131,7 +134,7 @@ def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
 
 def test_replicas_are_in_one_memory_or_on_a_device_each():
     """Weights, the frozen ones too, and gradients of each; the optimizer's states once."""
-    layout = Layout(degrees=Degrees(), replicas=3, separate_devices=True)
+    layout = CopiesLayout(degrees=Degrees(), count=3, separate_devices=True)
     for here, times in ((layout, 3), (replace(layout, accelerator=True), 1)):
         state = here.memory(FROZEN, 0).state
         assert (state.parameters, state.gradients, state.optimizer) == (

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.core.placement import Placement
 from paddle_dp.data import Sampler
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.strategies.parameter_server import ServerLayout
+from paddle_dp.strategies.parameter_server.served import ServedPlacement
 from tests.parity import assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
@@ -32,6 +33,7 @@ def test_servers_are_the_first_ranks_and_read_nothing() -> None:
     assert degrees.ranks == 5 and degrees.dp_size == 3
     assert [degrees.dp_rank(rank) for rank in range(5)] == [-1, -1, 0, 1, 2]
     assert [degrees.reads(rank) for rank in range(5)] == [False, False, True, True, True]
+    assert Mesh(ranks=5, degrees=degrees).hub == 0 and Mesh(ranks=3, degrees=Degrees(data=3)).hub is None
     assert [degrees.coords(rank)["server"] for rank in range(5)] == [0, 1, -1, -1, -1]
     assert [degrees.rank(degrees.coords(rank)) for rank in range(5)] == list(range(5))
     assert [degrees.role(rank) for rank in (1, 2)] == ["server 1", "worker 0"]
@@ -48,7 +50,7 @@ def test_a_server_has_a_batch_without_micro_batches() -> None:
 
 @pytest.mark.parametrize("server", [None, 0, 1])
 def test_one_rank_counts_and_workers_have_copies(server: int | None) -> None:
-    placement, at = Placement(server=server), [TWO_AND_TWO.coords(rank) for rank in range(4)]
+    placement, at = ServedPlacement(server=server), [TWO_AND_TWO.coords(rank) for rank in range(4)]
     assert [placement.is_main_replica(each) for each in at] == [rank == (server or 0) for rank in range(4)]
     if server is not None:
         assert [placement.is_updated_at(each) for each in at] == [rank == server for rank in range(4)]

@@ -18,6 +18,7 @@ from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, sent
 from paddle_dp.plan.legal import layouts
 from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.units import Recompute
 from tools.benchmark import foretold
 from tools.benchmark.forecast import block_shares, is_played
@@ -222,8 +223,8 @@ def test_ranks_that_wait_for_each_other_are_no_step() -> None:
 def test_what_has_another_order_is_not_played() -> None:
     assert is_played(layout(data=4), 8, 4)
     assert not is_played(layout(data=1024), 8, 4)
-    assert not is_played(replace(layout(data=4), averaged_every=8), 8, 4)
-    assert not is_played(replace(layout(data=4), replicas=2), 8, 4)
+    assert not is_played(AveragedLayout(degrees=Degrees(data=4), every=8), 8, 4)
+    assert not is_played(replace(layout(data=4), exchange="after"), 8, 4)
 
 
 def test_tables_and_biases_have_no_products() -> None:

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from tools.declared_names import declarations, identifiers, is_pronoun
-from tools.house import room_of
-from tools.source_tree import Tree, circles, double_classes, learner_shape, public_names, words_per_10000
+from tools.house import family_branches, room_of
+from tools.source_tree import (
+    Tree,
+    circles,
+    double_classes,
+    learner_shape,
+    public_names,
+    this_tree,
+    words_per_10000,
+)
 
 BASE = '''"""Two words."""
 from dataclasses import dataclass
@@ -63,6 +71,35 @@ def test_prose_is_docstrings_comments_and_messages(tree: Tree) -> None:
     assert words == 8 + 5 + 2  # "Two words." is no sentence
     assert rates["what"] == pytest.approx(1e4 * 4 / words)
     assert rates["who, whose, nobody"] == pytest.approx(1e4 / words)
+
+
+FAMILY = """
+def f(plan, servers):
+    if plan.servers_here and plan.devices or servers > 1:
+        print("servers")
+    use = [n for n in plan if n != "local_sgd"]
+    assert not isinstance(plan, BranchLayout)
+    return plan.observers if plan.kind == "a sentence on servers" else plan.servers
+"""
+
+
+def test_a_branch_on_the_family_is_a_line_of_a_condition_outside_its_rooms(tmp_path: Path) -> None:
+    for file in ("plan/sizes", "strategies/branches/sizes", "launch/rank_launcher"):
+        (tmp_path / f"paddle_dp/{file}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"paddle_dp/{file}.py").write_text(FAMILY)
+    assert family_branches(Tree(tmp_path, "a tree")) == {
+        ("plan/sizes.py", 3): {"servers_here", "servers"},
+        ("plan/sizes.py", 5): {"local_sgd"},
+        ("plan/sizes.py", 6): {"BranchLayout"},
+    }
+
+
+def test_branches_on_the_family_s_words_stay_few() -> None:
+    """Decision 0034 has the reason of each."""
+    assert {(file, *words) for (file, _), words in family_branches(this_tree()).items()} == {
+        ("exchange/choose.py", "compressed"), ("launch/command.py", "servers_here"),
+        ("launch/plan.py", "servers_here"), ("mesh/degrees.py", "server"), ("mesh/mesh.py", "servers"),
+    }, "ask the strategy, its layout, the degrees or the mesh instead"  # fmt: skip
 
 
 def test_circles_are_groups() -> None:

@@ -82,6 +82,5 @@ def block_shares(blocks: Blocks) -> list[float]:
 def is_played(layout: Layout, blocks: int, micro_batches: int) -> bool:
     """Whether step_events.py knows the layout's order, and the play is short enough: axes, whose ranks exchange in each
     step."""
-    rare = layout.averaged_every, layout.asynchronous, layout.compress, layout.exchange
-    axes = type(layout) is Layout and layout.replicas == 1 and not any(rare)
+    axes = type(layout) is Layout and not layout.exchange
     return axes and layout.degrees.ranks * blocks * micro_batches <= MOST

@@ -6,14 +6,15 @@ ranks' weights are pulled (Zhang et al. 2015). Ranks that meet after a period ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.units import EverySteps, Fraction, Positive, check_steps
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class Config(StrategyConfig):
     def __post_init__(self) -> None:
         check_steps(every=self.every)
 
-    def layout(self, ranks: int) -> Layout:
-        copies = 2 + 1 / ranks  # the round's start, the message under way, and a part of the center
-        every = int(self.every.count)
-        return replace(super().layout(ranks), averaged_every=every, copies=copies, asynchronous=True)
+    def layout(self, ranks: int) -> AveragedLayout:
+        return AveragedLayout(
+            degrees=Degrees(data=ranks), recompute=self.recompute, every=int(self.every.count), asynchronous=True,
+            copies=2 + 1 / ranks,  # the round's start, the message under way, and a part of the center
+        )  # fmt: skip
 
     def not_promised(self, recipe: Recipe) -> str:
         return (

@@ -276,6 +276,7 @@ class ParameterServer:
         from paddle_dp.strategies.parameter_server.served import (
             HostGroup,
             SamplesOfWorkers,
+            ServedPlacement,
             ServerNorm,
             ServerOwners,
             ServerParams,
@@ -298,7 +299,7 @@ class ParameterServer:
         check_ungrouped(prepared.optimizer, "strategy.servers")
         leave_frozen_out(prepared.optimizer)
         known_differences = check_by_parameter(prepared.optimizer, servers=self.config.servers)
-        placements, clips = Placements(), take_clips(prepared.optimizer)
+        placements, clips = Placements(ServedPlacement()), take_clips(prepared.optimizer)
         deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
         deal.free_remote(prepared.model)

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from paddle_dp.core.gathered_samples import GatheredSamples
 from paddle_dp.core.loss import Count
 from paddle_dp.core.optimizer import Clip, keep, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.placement import Placements
+from paddle_dp.core.placement import Coordinates, Placement, Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.buckets import fill
 from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
@@ -179,6 +180,23 @@ class PassedOn:
 
 
 passed_on = PassedOn()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedPlacement(Placement):
+    """`server`: the number of the server that updates a tensor, of which workers have copies. None (statistics, frozen
+    weights): all ranks have it, and server 0's counts."""
+
+    server: int | None = None
+
+    def is_main_replica(self, at: Coordinates) -> bool:
+        return self.first_copy and at["server"] == (self.server or 0)
+
+    def is_updated_at(self, at: Coordinates) -> bool:
+        return self.server in (None, at["server"])
+
+    def is_stored_at(self, at: Coordinates) -> bool:
+        return self.server is None or at["server"] in (-1, self.server)
 
 
 class ServerOwners:

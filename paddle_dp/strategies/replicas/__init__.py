@@ -9,13 +9,37 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory
 from paddle_dp.strategies._base import StrategyConfig
 
 if TYPE_CHECKING:
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesLayout(Layout):
+    """`count` copies of the whole model are in each process; with `separate_devices` each on an accelerator, if any."""
+
+    count: int
+    separate_devices: bool
+
+    @property
+    def devices(self) -> int:
+        return self.count if self.separate_devices and self.accelerator else 1
+
+    @property
+    def state_label(self) -> str:
+        return f"its {self.count} copies: " if self.devices == 1 else "the first copy's device: "
+
+    def memory(self, blocks: Blocks, rank: int) -> RankMemory:
+        """Of the first device: weights and gradients of each copy there, and optimizer states once."""
+        memory, times = super().memory(blocks, rank), self.count // self.devices
+        state = memory.state
+        parameters, gradients = times * state.parameters, times * state.gradients
+        return replace(memory, state=replace(state, parameters=parameters, gradients=gradients))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +54,11 @@ class Config(StrategyConfig):
     devices: Literal["each", "one"] = "each"
     """On accelerators: `each` copy computes on a separate one, or all on `one`, one after another."""
 
-    def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), replicas=self.count, separate_devices=self.devices == "each")
+    def layout(self, ranks: int) -> CopiesLayout:
+        return CopiesLayout(
+            degrees=Degrees(data=ranks), recompute=self.recompute, count=self.count,
+            separate_devices=self.devices == "each",
+        )  # fmt: skip
 
     @property
     def batch_chunks(self) -> int:
