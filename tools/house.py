@@ -170,7 +170,9 @@ def family_branches(tree: Tree) -> dict[tuple[str, int], set[str]]:
         for node in (
             node for parent in ast.walk(module) for test in _tests(parent) for node in ast.walk(test)
         ):
-            text = str(getattr(node, _TEXT.get(type(node), ""), ""))
+            if not isinstance(node, ast.Name | ast.Attribute | ast.Constant):
+                continue
+            text = str(getattr(node, _TEXT[type(node)]))
             spaced = f"_{'_'.join(re.findall(r'[A-Z]*[a-z0-9]+|[A-Z]+', text))}_".lower()
             if " " not in text and {match[1] for match in FAMILY_WORDS.finditer(spaced)} - homonyms:
                 lines.setdefault((file, node.lineno), set()).add(text)

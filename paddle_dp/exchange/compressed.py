@@ -275,7 +275,7 @@ class CompressedExchange(GradientExchange):
 
 def compressed_exchange(
     compress: Compress, placed: PlacedModel, counted_late: bool, fastest: Callable[..., GradientExchange]
-) -> CompressedExchange:
+) -> GradientExchange:
     """Creates the compressed exchange of a model's gradients over all ranks, made of the `fastest_exchange` of some
     tensors. Collective."""
     parameters, mesh, names = placed.trainable, placed.mesh, placed.trainable_names
