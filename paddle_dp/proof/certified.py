@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.retrain import RESULT, drift_ratio
 from paddle_dp.proof.sides import ending, refusal, run_alone
-from paddle_dp.proof.tolerance import LARGEST_R, is_same
+from paddle_dp.proof.tolerance import LARGEST_R, difference, is_same
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
 from paddle_dp.text import plural
@@ -261,6 +262,12 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
                 message = f"{steps} were not trained again"
                 raise refusal(status, f"{message}: {ending(status)}.", f"{message}: see above.")
             result = json.loads((scratch / RESULT).read_text())
+            if result["bits"] is False and result["weights"] is None and not result["losses"]:
+                raise UsageError(
+                    f"{steps} cannot be judged: the weights are not bit-equal, as rounding may have it, the checkpoint "
+                    "with their numbers is not there any more, and metrics.jsonl has no loss of these steps. Choose "
+                    "others."
+                )
         finally:
             recipe.unlink(missing_ok=True)
     alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
@@ -282,7 +289,8 @@ def losses(run: Path) -> dict[int, float]:
         try:
             row = json.loads(text)
             if row["event"] == "step":
-                loss_by_step[int(row["step"])] = float(row["loss"])
+                loss = row["loss"] if row["loss"] is not None else row["not_finite"]["loss"]
+                loss_by_step[int(row["step"])] = float(loss)
         except (ValueError, KeyError, TypeError):
             continue
     return loss_by_step
@@ -297,24 +305,29 @@ def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, lis
     if result["bits"]:
         lines.append(f"the weights are bit-equal: {short(result['digest'])}")
     elif result["weights"] is not None:
-        difference, drift, movement = result["weights"]
-        r = drift_ratio(difference, drift, movement)
+        distance, drift, movement = result["weights"]
+        r = drift_ratio(distance, drift, movement)
         same = r is None or is_same(r)
-        lines.append(f"weights {difference:.2e} apart, {_phrase(r)}; they moved by {movement:.2e}")
+        lines.append(f"weights {distance:.2e} apart, {_phrase(r)}; they moved by {movement:.2e}")
     elif result["bits"] is False:
         lines.append(
             "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"
         )
-    if exact and not (result["bits"] is not False and all(a == b for _, a, b, _ in result["losses"])):
+    apart = [difference(recorded, here) for _, recorded, here, _ in result["losses"]]
+    if exact and (result["bits"] is False or any(apart)):
         same = False
         lines.append("one process of this machine has done it before, so every bit should be the same")
+    # A loss near 0 is no chaos: the drift is seen beside the largest loss so far.
+    sizes = itertools.accumulate(
+        (abs(here) if isfinite(here) else 0.0 for *_, here, _ in result["losses"]), max
+    )
     rows = [
-        (step, recorded, drift_ratio(abs(recorded - here), drift, abs(here)))
-        for step, recorded, here, drift in result["losses"]
+        (step, recorded, drift_ratio(distance, drift, size))
+        for (step, recorded, _, drift), distance, size in zip(result["losses"], apart, sizes, strict=True)
     ]
     if rows:
         step, recorded, r = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
-        equal = sum(recorded == here for _, recorded, here, _ in result["losses"])
+        equal = apart.count(0.0)
         same = same and (r is None or is_same(r))
         lines.append(
             f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {recorded:.6g}, {_phrase(r)}"

@@ -115,7 +115,12 @@ class TraceComparison:
 
     @property
     def same(self) -> bool:
-        return not self.divergence and all(distance.same for distance in self.distances)
+        return not (self.divergence or self.unshared) and all(distance.same for distance in self.distances)
+
+    @property
+    def unshared(self) -> list[Key]:
+        """The weights of which ranks hold different copies after an update; one process is compared with one copy."""
+        return [key for key in map(Key.read, self.candidate.facts["apart"]) if key.kind == "weight"]
 
     @property
     def divergence(self) -> str | None:
@@ -153,7 +158,7 @@ class TraceComparison:
         """By parameter: the smallest relative gradient fault on all ranks that every step would show."""
         worst: dict[str, float] = {}
         for distance in self._kind_distances("gradient"):
-            if not distance.missing and np.isfinite(distance.shows):
+            if not distance.missing:
                 name = distance.quantity.name
                 worst[name] = max(worst.get(name, 0.0), distance.shows)
         return worst
@@ -273,6 +278,8 @@ class TraceComparison:
             is_same_number = not (broken or np.any(difference))
             return QuantityDistance(quantity=quantity, r=0.0 if is_same_number else float("inf"))
         size, nothing = _norm(reference), ZERO_FRACTION[self.dtype] * self._size(quantity)
+        if quantity.kind == "buffer":  # a constant, such as a mask of -1e30, has no rounding
+            size = _norm(reference[difference != 0])
         if quantity.kind in REPLAYED:
             ulps = max(arithmetic_eps(self.dtype) * size, self._ulp_error(quantity), nothing)
             return QuantityDistance(quantity=quantity, r=ratio(_norm(difference), ulps))
@@ -287,7 +294,7 @@ class TraceComparison:
         mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key)
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:
-            noisy = floor if chosen.all() else _norm(most[chosen])
+            noisy = floor if chosen.all() else float(np.linalg.norm(most[chosen].astype("float64")))
             return unit_of(max(noisy, nothing), at_least, EPS[self.dtype], rounded)
 
         def r(chosen: np.ndarray, at_least: float) -> float:
@@ -296,13 +303,16 @@ class TraceComparison:
         fraction = float(mask.mean()) if mask.size else 0.0
         largest_r = max(r(~mask, size), r(mask, 0.0))
         unit = ratio(allowed(~mask, size), size)
-        shows = 0.0
-        if quantity.kind == "gradient":
-            smallest = max(size, ROUNDING_BOUND.get(self.dtype, 0.0) * self._size(quantity))
-            shows = LARGEST_R * ratio(unit_of(floor, size, EPS[self.dtype], rounded), smallest)
+        gradient_unit = unit_of(floor, size, EPS[self.dtype], rounded)
+        shows = self._shows(quantity, size, gradient_unit) if quantity.kind == "gradient" else 0.0
         return QuantityDistance(
             quantity=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
         )  # fmt: skip
+
+    def _shows(self, quantity: Key, size: float, unit: float) -> float:
+        """The smallest fault of a gradient that shows, as a part of it; 0 if the whole model has no gradient."""
+        smallest = max(size, ROUNDING_BOUND.get(self.dtype, 0.0) * self._size(quantity))
+        return LARGEST_R * ratio(unit, smallest) if smallest > 0 else 0.0
 
     def _ulp_error(self, quantity: Key) -> float:
         """The error of an update from the last places of its two weights."""
@@ -322,21 +332,32 @@ class TraceComparison:
         return np.zeros(shape, bool) if noise is None else undetermined(trace.array(key), noise[0])
 
     def _size(self, quantity: Key) -> float:
-        """The 2-norm over all quantities of one kind and step; of optimizer states, over one accumulator's."""
+        """The 2-norm over the quantities of a group; 0 without one."""
         group = _size_group(quantity)
+        if group is None:
+            return 0.0
         if group not in self._sizes:
             keys = [key for key in self.reference.keys if _size_group(Key.read(key)) == group]
             self._sizes[group] = _norm(np.array([_norm(self.reference.array(key)) for key in keys]))
         return self._sizes[group]
 
 
-def _size_group(quantity: Key) -> tuple[str, int, str]:
-    """Kind and step of a quantity, and a state's accumulator: its group has one size in `_size`."""
-    return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
+def _size_group(quantity: Key) -> tuple[str, int, str] | None:
+    """The group with one size in `_size`: all of a kind and step, or the states of one accumulator.
+
+    None for buffers and held-out numbers, which have nothing to do with each other: a mask of -1e30 or a perplexity
+    would hide the rest.
+    """
+    if quantity.kind == "state":
+        return quantity.kind, quantity.step, quantity.name.rpartition("/")[2]
+    grouped = quantity.kind in (*_GRADIENT_KINDS, "update", "statistic")
+    return (quantity.kind, quantity.step, "") if grouped else None
 
 
 def _norm(array: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(array, "float64").reshape(-1)))
+    """The 2-norm of the finite elements: an infinity would allow any distance to the others."""
+    flat = np.asarray(array, "float64").reshape(-1)
+    return float(np.linalg.norm(flat[np.isfinite(flat)]))
 
 
 def _subtract(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -160,8 +160,11 @@ class DifferenceSearch:
         noise = self.comparison.reference.noise(key)
         most = noise[0] if noise is not None else np.zeros_like(reference)
         # The noise of one sample is a single draw, so the batch's noise is the measure.
-        floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(reference, axis=0))
-        difference = np.abs(candidate - reference)
+        finite = np.where(np.isfinite(reference), reference, 0.0)
+        floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(finite, axis=0))
+        equal = (candidate == reference) | (np.isnan(candidate) & np.isnan(reference))
+        with np.errstate(invalid="ignore"):
+            difference = np.where(equal, 0.0, np.abs(candidate - reference))
         if is_same(max(map(ratio, np.linalg.norm(difference, axis=0), floor))):
             return None
         return np.flatnonzero((difference > LARGEST_R * floor / max(len(reference), 1) ** 0.5).any(1))
@@ -179,7 +182,7 @@ class DifferenceSearch:
             at = positions[dp_rank]
             if any(array.shape != (len(at), 2) for array in arrays):
                 return None
-            copies = all(np.allclose(arrays[0], array, rtol=1e-9, atol=0) for array in arrays)
+            copies = all(np.allclose(arrays[0], array, rtol=1e-9, atol=0, equal_nan=True) for array in arrays)
             result[at] = arrays[0] if copies else np.sum(arrays, axis=0)
             filled[at] += 1
         return result if (filled == 1).all() else None
@@ -212,14 +215,15 @@ class DifferenceSearch:
 
     def _unshared(self, step: int) -> Iterator[FirstDifference]:
         """Weights that differ between ranks after an update."""
-        copy_groups = self.comparison.candidate.facts["apart"]
-        weights = [Key.read(key) for key in copy_groups if Key.read(key)[:2] == ("weight", step)]
+        candidate = self.comparison.candidate.facts
+        weights = [key for key in self.comparison.unshared if key.step == step]
         if weights:
-            groups = copy_groups[key_of(*weights[0])]
+            groups = candidate["apart"][key_of(*weights[0])]
+            condition = "with equal gradients, " if step in candidate["recorded"] else ""
             rank_groups = " and ".join(numbered("rank", group) for group in groups[:2])
             more = and_more(weights, phrase=" (and in {} more)")
             sentence = (
-                f"step {step}: with equal gradients, {rank_groups} hold different weights after the update in "
+                f"step {step}: {condition}{rank_groups} hold different weights after the update in "
                 f"{weights[0].name}{more}: an update that one rank does is not shared, or ranks step differently"
             )
             yield FirstDifference(step, "update", weights[0].name, sentence)

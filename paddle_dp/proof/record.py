@@ -168,9 +168,7 @@ class ProofRecorder:
         self._before_update(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._learner_update()
-        self.learner.weights.wait()
-        stored = [(name, p, p) for name, p in self._named if self.learner.placed.is_stored(p)]
-        self._compare_copies("weight", stored)
+        self._compare_weights()
         frozen = {name for name, p in self._named if p.stop_gradient}
         for after in self._weights() if self._updates else ():
             kind = "frozen" if after.name in frozen else "update"
@@ -225,8 +223,9 @@ class ProofRecorder:
             self._put_all("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
 
     def weights(self, step: int) -> None:
-        """Records the weights after `step`."""
+        """Records the weights after `step`. Collective."""
         self._step = step
+        self._compare_weights()
         for shard in self._weights():
             self._put("weight", shard)
 
@@ -243,6 +242,12 @@ class ProofRecorder:
         array = _numbers(shard) if array is None else array
         key = key_of(kind, self._step, shard.name)
         self._put_shard(key, TensorShard(key, shard.global_shape, shard.offset, array))
+
+    def _compare_weights(self) -> None:
+        """Keeps this rank's copies of weights that differ between ranks. Collective."""
+        self.learner.weights.wait()
+        stored = [(name, p, p) for name, p in self._named if self.learner.placed.is_stored(p)]
+        self._compare_copies("weight", stored)
 
     def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
         """Keeps this rank's copies of tensors that differ between ranks. Collective."""

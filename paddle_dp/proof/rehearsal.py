@@ -29,7 +29,7 @@ from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder, digest
-from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
+from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, READ, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, GradientFollower, recorded_gradients
 from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, short, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace
@@ -53,7 +53,7 @@ class RehearsalMonitor(Callback):
         """`reads_global_batches`: every rank reads whole global batches. `seed`: selects the late rank of each step."""
         self.mesh, self._before = run.mesh, int(run.train_loader.sampler.with_previous)
         self.read, self.reads_global_batches, self.seed = read, reads_global_batches, seed
-        self.every = None if alone else Every(2, "steps")
+        self.every = None if alone else Every(READ, "steps")
         self.rows: list[dict[str, Any]] = []
         self._reads: list[list[int]] = []  # by step: this rank's samples
         self._step = 0
@@ -171,7 +171,8 @@ class Rehearsal:
         resumed, monitor = self._trainer(resume="newest")
         monitor.watch(resumed.learner)
         resumed.fit(Length(STEPS, "steps"))
-        changed = sorted(name for name, digest in digests(resumed).items() if final.get(name) != digest)
+        again = digests(resumed)
+        changed = sorted(name for name in final.keys() | again.keys() if final.get(name) != again.get(name))
         names = sorted({name for names in trainer.mesh.gather(changed) for name in names})
         return results | {"resumed": {**self._results(resumed, monitor), "changed": names}}
 

@@ -15,6 +15,7 @@ from paddle_dp.proof.trace_files import SCORE
 from paddle_dp.text import and_more
 
 EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
+READ = 2  # ranks read the numbers of every second step
 EPOCH = 3  # global batches
 NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
@@ -57,6 +58,12 @@ class RehearsalComparison:
         yield from self._samples()
         for n, (reference, candidate) in enumerate(self._steps()):
             step, noisy = reference["step"], [run["rows"][n] for run in self.reference["noise"]]
+            for name in _missing_numbers(reference, candidate):
+                sides = (
+                    "one process, and on no rank" if name in reference else "ranks, and not on one process"
+                )
+                label = NUMBER_NAMES.get(name, name)
+                yield RehearsalDifference(step, "loss", f"step {step}: the {label} is there on {sides}")
             for name in _common_numbers(reference, candidate):
                 more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
                 if name.startswith(SCORE):
@@ -119,7 +126,7 @@ class RehearsalComparison:
     def _resumed(self) -> Iterator[RehearsalDifference]:
         resumed = self.candidate["resumed"]
         for before, after in zip(self.candidate["rows"][SAVED:], resumed["rows"], strict=True):
-            names = ["read", *_common_numbers(before, after)]
+            names = ["read", *_common_numbers(before, after), *_missing_numbers(before, after)]
             labels = {"read": "samples", **NUMBER_NAMES}
             changed = [labels.get(n, n) for n in names if not _equal(before.get(n), after.get(n))]
             if changed:
@@ -143,9 +150,23 @@ class RehearsalComparison:
 
 
 def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The numbers of a step that both sides have: ranks read every second step only."""
-    names = [*NUMBER_NAMES, *(name for name in row if name.startswith(SCORE))]
-    return [name for name in names if name in row and name in other]
+    """The numbers of a step that both sides have."""
+    return [name for name in _number_names(row, other) if name in row and name in other]
+
+
+def _missing_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The numbers of a step that only one side has, and the other one should have: ranks need not read every step."""
+    is_read = row["step"] % READ == 0
+    return [
+        name
+        for name in _number_names(row, other)
+        if (name in row) != (name in other) and (is_read or name in ("lr", "loss_scale"))
+    ]
+
+
+def _number_names(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of numbers that a step has on either side."""
+    return [*NUMBER_NAMES, *dict.fromkeys(name for name in (*row, *other) if name.startswith(SCORE))]
 
 
 def _after(step: int) -> str:

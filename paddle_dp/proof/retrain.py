@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.same_run import data_changes
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
-from paddle_dp.proof.tolerance import NOISE_LIMIT, arithmetic_eps, ratio, unit_of
+from paddle_dp.proof.tolerance import NOISE_LIMIT, arithmetic_eps, difference, ratio, unit_of
 from paddle_dp.recipe import Recipe
 from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
@@ -62,12 +62,12 @@ class Drift:
     losses: dict[int, float] = field(default_factory=dict)
     weights: float = 0.0
 
-    def add(self, plain: TrainingResult, noisy: TrainingResult) -> None:
-        """Adds a run with noise."""
+    def add(self, plain: TrainingResult, noisy: TrainingResult, trained: Collection[str]) -> None:
+        """Adds a run with noise; only the weights that were `trained` have any."""
         for step, loss in noisy.losses.items():
-            difference = abs(loss - plain.losses[step])
-            self.losses[step] = max(self.losses.get(step, 0.0), difference)
-        self.weights = max(self.weights, distance(plain.weights, noisy.weights))
+            self.losses[step] = max(self.losses.get(step, 0.0), difference(loss, plain.losses[step]))
+        weights = ({name: run.weights[name] for name in trained} for run in (plain, noisy))
+        self.weights = max(self.weights, distance(*weights))
 
 
 def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -98,21 +98,30 @@ class Retraining:
         "weights": [distance, drift, movement], "digest"}; None where the run left nothing to compare."""
         plain = self._train(None)
         saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
-        equal = {step: plain.losses[step] == loss for step, loss in self.recorded_losses.items()}
+        is_equal = all(
+            not difference(plain.losses[step], loss) for step, loss in self.recorded_losses.items()
+        )
+        # The others have no rounding: a constant, such as a mask of -1e30, would hide all others.
+        trained = {
+            name: array
+            for name, array in plain.weights.items()
+            if not np.array_equal(array, self.before[name], equal_nan=True)
+        }
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
         drift = Drift()
-        if bits is False or not all(equal.values()):
+        if bits is False or not is_equal:
             for kind in noise.kinds(self.dtype, int(self.options["ranks"])):
                 if kind.all_steps:
-                    drift.add(plain, self._train(kind))
+                    drift.add(plain, self._train(kind), trained)
         worst, losses = 0.0, []
         for step, loss in sorted(self.recorded_losses.items()):
             here = plain.losses[step]
-            worst = unit_of(max(worst, drift.losses.get(step, 0.0)), abs(here), arithmetic_eps(self.dtype))
+            size = abs(here) if np.isfinite(here) else 0.0
+            worst = unit_of(max(worst, drift.losses.get(step, 0.0)), size, arithmetic_eps(self.dtype))
             losses.append([step, loss, here, worst])
         weights = None
         if saved is not None:
-            floor = unit_of(drift.weights, norm(plain.weights), arithmetic_eps(self.dtype))
+            floor = unit_of(drift.weights, norm(trained), arithmetic_eps(self.dtype))
             weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
         return {"losses": losses, "bits": bits, "digest": plain.digest, "weights": weights}
 
@@ -179,9 +188,10 @@ def distance(reference: Arrays, candidate: Arrays) -> float:
 
 
 def norm(arrays: Arrays) -> float:
-    return float(sum(float(np.square(array).sum()) for array in arrays.values()) ** 0.5)
+    """The 2-norm of all finite elements."""
+    return float(sum(float(np.square(array[np.isfinite(array)]).sum()) for array in arrays.values()) ** 0.5)
 
 
-def drift_ratio(difference: float, drift: float, size: float) -> float | None:
-    """The difference in units of the drift; None if one process's drift is so large that nothing is proven."""
-    return None if drift >= NOISE_LIMIT * size and difference else ratio(difference, drift)
+def drift_ratio(shift: float, drift: float, size: float) -> float | None:
+    """A distance in units of the drift; None if one process's drift is so large that nothing is proven."""
+    return None if shift and drift > 0 and drift >= NOISE_LIMIT * size else ratio(shift, drift)

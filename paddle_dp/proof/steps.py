@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def r(self) -> float:
-        return ratio(self.distance, self.drift) if np.isfinite(self.drift) else 0.0
+        return 0.0 if self.drift == math.inf else ratio(self.distance, self.drift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class StepComparison:
             gradient_norm=self._pair("gradient_norm", number, reference, candidate, eps),
             scores={
                 name.removeprefix(SCORE): self._pair(name, number, reference, candidate, eps)
-                for name in numbers_of(reference)
+                for name in dict.fromkeys([*numbers_of(reference), *numbers_of(candidate)])
                 if name.startswith(SCORE)
             },
             empty=bool(reference.get("empty") and candidate.get("empty")),
@@ -157,9 +157,18 @@ class StepComparison:
     def _relative_spread(self, quantity: str, number: int, eps: float) -> float:
         """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
         training made small is chaos."""
-        values = [row[quantity] for row in self.reference.facts["rows"][:number]]
-        sizes = [abs(value) for value in values if np.isfinite(value)]
-        return ratio(self._noise_spread(quantity, eps)[number - 1], max(sizes, default=0.0))
+        return ratio(self._noise_spread(quantity, eps)[number - 1], self._sizes(quantity)[number - 1])
+
+    def _sizes(self, quantity: str) -> list[float]:
+        """By step: the largest finite number of one process so far."""
+        values = [row.get(quantity) for row in self.reference.facts["rows"]]
+        sizes = [abs(value) if value is not None and np.isfinite(value) else 0.0 for value in values]
+        return list(itertools.accumulate(sizes, max))
+
+    def _growth(self, quantity: str, eps: float) -> float:
+        """The largest growth of the relative drift: a loss that grows from nearly 0 is no growth of its rounding."""
+        pairs = zip(self._noise_spread(quantity, eps), self._sizes(quantity), strict=True)
+        return growth([spread / size for spread, size in pairs if size > 0])
 
     def _pair(
         self,
@@ -171,7 +180,9 @@ class StepComparison:
     ) -> Pair:
         """The pair, judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
         spread = self._noise_spread(quantity, eps)
-        next_drift = spread[number] if number < len(spread) else spread[-1] * growth(spread)
+        next_drift = spread[number] if number < len(spread) else math.inf
+        if next_drift == math.inf:  # unknown, or of a run with noise that breaks there
+            next_drift = spread[number - 1] * self._growth(quantity, eps)
         next_drift = max(next_drift, spread[number - 1])  # the number may be smaller in the next step
         rounded = 0.0
         if quantity == "gradient_norm":
@@ -179,10 +190,10 @@ class StepComparison:
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
         drift = self.turned * next_drift + rounded / LARGEST_R
-        many = candidate.get(quantity)
+        one, many = reference.get(quantity), candidate.get(quantity)
         if many is None and candidate["collected"]:
             many = math.nan  # the ranks read this step's numbers and lack this one
-        return Pair(one=reference[quantity], many=many, drift=drift)
+        return Pair(one=math.nan if one is None else one, many=many, drift=drift)
 
     def _noise_spread(self, quantity: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far, at least one unit in the last place."""
@@ -201,19 +212,31 @@ class StepComparison:
     def _weights(self) -> Pair:
         """The distance of all trained weights together, without elements that lack a true gradient."""
         distance = noise = size = 0.0
-        common = self.reference.keys & self.candidate.keys
-        for key in sorted(key for key in common if key.startswith("weight|")):
-            reference, candidate = self.reference.array(key), self.candidate.array(key)
-            noisy = self.reference.noise(key)
-            most = noisy[0] if noisy is not None else np.zeros_like(reference)
-            chosen = ~self._undetermined(Key.read(key).name, reference.shape)
+        sides = self.reference, self.candidate
+        for key in sorted(
+            key for key in self.reference.keys | self.candidate.keys if key.startswith("weight|")
+        ):
+            if not all(key in side.keys for side in sides):
+                distance = math.inf
+                continue
+            reference, candidate = (side.array(key) for side in sides)
+            if reference.shape != candidate.shape:
+                distance = math.inf
+                continue
+            name, noisy = Key.read(key).name, self.reference.noise(key)
+            most = noisy[0].astype("float64") if noisy is not None else np.zeros_like(reference)
+            chosen = ~self._undetermined(name, reference.shape) & np.isfinite(most)
             equal = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
             with np.errstate(invalid="ignore"):
                 distance += float(np.square(np.where(equal, 0, candidate - reference)[chosen]).sum())
-            noise += float(np.square(most[chosen].astype("float64")).sum())
+            # A weight that was not trained has no rounding: a frozen mask of -1e30 would hide all others.
+            if np.array_equal(reference, self.reference.array(key_of("initial", 0, name)), equal_nan=True):
+                continue
+            chosen &= np.isfinite(reference)
+            noise += float(np.square(most[chosen]).sum())
             size += float(np.square(reference[chosen]).sum())
         floor = unit_of(noise**0.5, size**0.5, arithmetic_eps(self.dtype))
-        next_drift = self.turned * growth(self._noise_spread("loss", arithmetic_eps(self.dtype)))
+        next_drift = self.turned * self._growth("loss", arithmetic_eps(self.dtype))
         if self.lost is not None:
             next_drift = float("inf")
         return Pair(one=0.0, many=distance**0.5, drift=next_drift * floor)

@@ -183,7 +183,11 @@ class NoiseFloors:
         flat, squares = array.reshape(-1), 0.0
         distances = np.empty(flat.size, "float32")
         for start, stop in chunks(flat.size):
-            differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
+            noisy, plain = flat[start:stop].astype("float64"), self._store.read(name, start, stop)
+            with np.errstate(invalid="ignore"):
+                differences = np.abs(noisy - plain)
+            if not np.isfinite(differences).all():  # the same infinity, or NaN on both sides, is equal
+                differences[(noisy == plain) | (np.isnan(noisy) & np.isnan(plain))] = 0.0
             distances[start:stop] = differences
             squares += float(differences.dot(differences))
         return float(np.sqrt(squares)), distances

@@ -133,11 +133,15 @@ class Verdict:
         """The first difference; None if the sides are the same."""
         if self._alike:
             return None
+        late = next((step for step in self.steps.steps if not is_same(step.r)), None)
         for comparison in self.comparisons:
             search = DifferenceSearch(comparison, self.candidate.axes, guesses=not self._cause_is_known)
-            if (difference := search.first()) is not None:
-                return difference
-        late = next((step for step in self.steps.steps if not is_same(step.r)), None)
+            difference = search.first()
+            if difference is None:
+                continue
+            if comparison is self.native and late is not None and late.number < difference.step:
+                break
+            return difference
         if late is not None:
             return FirstDifference(late.number, "loss", "", _late(late))
         if not is_same(self.steps.weights.r):
@@ -245,7 +249,10 @@ class Verdict:
     def _limits(self, ranks: int) -> Iterator[str]:
         if self.wide is None and self.failed is None:
             reason = self.reference.failed or self.candidate.failed or "it was not asked for"
-            yield f"Not compared in float64: {reason}. So rounding hides more than it would there."
+            yield (
+                f"Not compared in float64: {reason}. So rounding hides more than it would there, and optimizer states, "
+                "running statistics, buffers and held-out numbers after the steps are not compared."
+            )
         for comparison in self.comparisons:
             is_repeated = comparison is not self.wide and self.wide and comparison.dtype == "float64"
             if comparison.noise and not is_repeated:

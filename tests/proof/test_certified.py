@@ -6,14 +6,17 @@ import json
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from paddle_dp.checkpoint import step_name
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.proof import certified
+from paddle_dp.proof import certified, retrain
 from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, evenly_spread, judgement
+from paddle_dp.train.evaluation import as_json
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -24,6 +27,7 @@ optimizer: {use: adamw}
 train: {length: 12 steps, batch: 64}
 callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]
 """
+NAN, INF = float("nan"), float("inf")
 LOSSES = [[1, 2.5, 2.5, 1e-7], [2, 2.25, 2.25 + 5e-7, 1e-7]]
 
 
@@ -43,10 +47,46 @@ LOSSES = [[1, 2.5, 2.5, 1e-7], [2, 2.25, 2.25 + 5e-7, 1e-7]]
             True,
         ),  # chaos proves nothing
         ({"bits": False, "weights": [float("inf"), 1.0, 100.0], "losses": []}, False, False),
+        ({"bits": False, "weights": [0.5, 0.0, 0.0], "losses": []}, False, False),  # nothing moved here
+        # NaN is a loss like any other: on both sides, or a difference.
+        ({"bits": True, "weights": None, "losses": [[1, NAN, NAN, 1e-7]]}, True, True),
+        ({"bits": None, "weights": None, "losses": [*LOSSES, [3, NAN, 2.0, 1e-7]]}, False, False),
+        ({"bits": None, "weights": None, "losses": [*LOSSES, [3, 2.0, NAN, 1e-7]]}, False, False),
+        ({"bits": None, "weights": None, "losses": [*LOSSES, [3, 2.0, INF, 1e-7]]}, False, False),
+        # A loss near 0 is no chaos.
+        ({"bits": None, "weights": None, "losses": [*LOSSES, [3, 0.5, 1e-9, 1e-7]]}, False, False),
+        ({"bits": None, "weights": None, "losses": [*LOSSES, [3, 5e-8, 1e-9, 1e-7]]}, False, True),
+        ({"bits": None, "weights": None, "losses": [[3, 0.5, 0.0, 0.0]]}, False, False),
     ],
 )
 def test_a_distance_is_judged_by_what_rounding_does(result, exact, same):
     assert judgement({"digest": "d", **result}, exact)[0] is same
+
+
+def test_a_constant_hides_no_weight_and_an_infinite_loss_no_later_one(monkeypatch):
+    """Beside a mask of -1e30, or of minus infinities, any distance of the weights proved nothing, and passed."""
+    before = {"w": np.ones(2), "mask": np.array([-1e30, -INF])}
+
+    def train(kind):
+        shift = 0.0 if kind is None else 1e-7
+        weights = {"w": np.full(2, 1.5 + shift), "mask": before["mask"] * (1 + shift)}
+        return retrain.TrainingResult({1: INF, 2: 1.0 + shift}, "here", weights)
+
+    recipe = SimpleNamespace(train=SimpleNamespace(precision=SimpleNamespace(dtype="float32")))
+    options = {"to": 2, "losses": {"1": INF, "2": 1.5}, "saved": "there", "digest": "run", "ranks": 2}
+    again = retrain.Retraining(recipe, options, mesh=None)
+    again._train, again.before = train, before
+    monkeypatch.setattr(retrain, "_saved", lambda path: before | {"w": np.full(2, 1.51)})
+    result = again.result()
+    assert result["weights"][1] < 1e-6 and not judgement({**result, "losses": []})[0]
+    assert [row[3] < 1e-6 for row in result["losses"]] == [True, True]
+    assert not judgement({**result, "weights": None})[0]
+
+
+def test_a_loss_that_is_no_number_is_read(tmp_path):
+    rows = [{"event": "step", "step": n, "loss": value} for n, value in enumerate((2.0, NAN, INF), start=1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(map(as_json, rows)))
+    assert repr(certified.losses(tmp_path)) == "{1: 2.0, 2: nan, 3: inf}"
 
 
 def test_intervals_are_spread_evenly():
@@ -153,6 +193,11 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     recipe["strategy"] = {"use": "local_sgd", "every": "8 steps"}
     with pytest.raises(UsageError, match="nothing was trained again: strategy local_sgd does not promise"):
         certificate(tmp_path, replay=3, steps=2000)
+    recipe.pop("strategy")
+    result["bits"] = False
+    with pytest.raises(UsageError, match="steps 1 to 2000 cannot be judged: the weights are not bit-equal"):
+        certificate(tmp_path, replay=3, steps=2000)
+    result["bits"] = True
     result["losses"] = [[9, 1.0, 1.0 + 1e-9, 1e-7]]
     attempt |= {"ranks": 1, "host": socket.gethostname()}
     for strategy, status in (({"use": "single"}, BAD), ({"use": "replicas", "count": 2}, GOOD)):

@@ -85,6 +85,71 @@ def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_p
     assert TraceComparison(one, run(tmp_path / "not read", rows=[step | {"collected": False}])).same
 
 
+def test_copies_of_a_weight_that_differ_between_ranks_are_a_difference(part):
+    """One process is compared with one copy, which may be right."""
+    found = part({"gradient": GRADIENT})
+    found.candidate.facts["apart"] = {key_of("gradient", 1, "w"): [[0], [1]]}
+    assert found.same  # a gradient that only its owner needs
+    row = {"loss": None, "read": [[0, [0, 1]]], "shares": [2]}
+    for side in found.sides:
+        side.facts["rows"] = [row, row]
+    for step, condition in ((1, "with equal gradients, "), (2, "")):
+        found.candidate.facts["apart"] = {key_of("weight", step, "w"): [[0], [1]]}
+        first = DifferenceSearch(found, {"data": 2}).first()
+        assert not found.same and (first.kind, first.step) == ("update", step)
+        assert f"step {step}: {condition}rank 0 and rank 1 hold different weights" in first.sentence
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, -1e30])
+def test_what_is_constant_in_a_buffer_hides_nothing(tmp_path, value):
+    """Of a mask, or of slots that are not filled yet: any distance of its other numbers, and of others, was allowed."""
+
+    def side(folder, number, other):
+        keys = key_of("buffer", 1, "slots"), key_of("buffer", 1, "other")
+        arrays = dict(zip(keys, (np.array([value, number, value]), np.array([other])), strict=True))
+        facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": {}}
+        shards = {key: TensorShard.full(key, array) for key, array in arrays.items()}
+        write_sheet(tmp_path / folder, "wide", 0, shards, facts)
+        return Trace.read(tmp_path / folder, "wide", 1)
+
+    one = side("one", 3.0, 2.0)
+    assert TraceComparison(one, side("same", 3.0 + 2.0**-50, 2.0)).same
+    assert not TraceComparison(one, side("inside", 3.001, 2.0)).same
+    assert not TraceComparison(one, side("beside", 3.0, 2.001)).same
+
+
+@pytest.mark.parametrize("kind", ["gradient", "update", "state", "statistic"])
+def test_an_infinity_on_both_sides_excuses_no_other_element(part, kind):
+    infinite = np.array([*GRADIENT, np.inf])
+    wrong = infinite * 1.001
+    assert part({kind: infinite}, {kind: infinite}).same
+    assert not part({kind: wrong}, {kind: infinite}).same
+
+
+def test_a_large_held_out_number_hides_no_other(tmp_path):
+    """A perplexity of 1e12 allowed a held-out loss to be off by 7."""
+
+    def side(folder, loss):
+        numbers = {"loss": loss, "perplexity": 1e12}
+        shards = {
+            (key := key_of("evaluation", 0, name)): TensorShard.full(key, np.array([number]))
+            for name, number in numbers.items()
+        }
+        facts = {"dtype": "float32", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": {}}
+        write_sheet(tmp_path / folder, "own", 0, shards, facts | {"evaluated": 100})
+        return Trace.read(tmp_path / folder, "own", 1)
+
+    assert TraceComparison(side("one", 27.6), side("same", 27.6 + 1e-6)).same
+    assert not TraceComparison(side("one", 27.6), side("many", 27.7)).same
+
+
+def test_a_gradient_whose_noise_has_no_bound_shows_no_fault(part):
+    """It was left out where the smallest fault that shows is sought, and nothing of it was judged."""
+    assert part({"gradient": GRADIENT * 2}, noise=np.inf).shows["w"] == np.inf
+    nothing = {"gradient": np.zeros(8)}
+    assert part(nothing, nothing, noise=1e-15).shows["w"] == 0
+
+
 def test_a_frozen_weight_may_not_move_by_one_bit(part):
     frozen = {"frozen": np.zeros(3)}
     assert part(frozen, frozen).same

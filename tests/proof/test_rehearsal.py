@@ -68,6 +68,36 @@ def test_each_difference_is_found_and_said(what, kind, step, words):
     assert first.sentence in rehearsal_sentence(first, 2)
 
 
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "lr", "loss_scale", "score acc1"])
+@pytest.mark.parametrize("lacks", ["ranks", "one process"])
+def test_a_number_that_only_one_side_has_where_it_is_read_is_a_difference(name, lacks):
+    """Ranks without any number in any step were rehearsed, SAME."""
+    found = rehearsals()
+    one, many, again = (
+        side["rows"] for side in (found.reference["plain"], found.candidate, found.candidate["resumed"])
+    )
+    for rows in (one, many, again, *(run["rows"] for run in found.reference["noise"])):
+        for row in rows:
+            row.update({"samples": 4, name: 0.5})
+    assert found.first_difference() is None
+    for row in (*many, *again) if lacks == "ranks" else one:
+        del row[name]
+    first = found.first_difference()
+    assert (first.kind, first.step) == ("loss", 1 if name in ("lr", "loss_scale") else 2)
+    assert ("on no rank" if lacks == "ranks" else "and not on one process") in first.sentence
+
+
+def test_ranks_need_not_read_every_step_but_a_resumed_run_reads_as_the_other_one():
+    found = rehearsals()
+    many, again = found.candidate["rows"], found.candidate["resumed"]["rows"]
+    for row in (*many[2::2], again[4]):
+        del row["loss"], row["gradient_norm"]
+    assert found.first_difference() is None
+    del again[3]["loss"]
+    first = found.first_difference()
+    assert (first.kind, first.step) == ("resume", 6) and "another loss" in first.sentence
+
+
 def followed():
     """Beside ranks that round: their gradients are 0.5 % apart, of which rounding takes 0.6 % at most."""
     found = rehearsals()

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
+from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.steps import StepComparison, growth, shares
 from paddle_dp.proof.tolerance import LARGEST_R, is_same
-from paddle_dp.proof.trace_files import Trace
+from paddle_dp.proof.trace_files import SCORE, Trace, key_of
 from tests.proof.sheets import write_sheet
 
 
-def run(folder, losses, noisy=(), norms=(1.0,) * 8):
+def run(folder, losses, noisy=(), norms=(1.0,) * 8, weights=(), noise=()):
+    """A run of these losses; `weights`: by name, the array before and after it; `noise`: of the elements after it."""
+
     def rows(values):
         pairs = zip(values, norms, strict=False)
         return [
@@ -24,7 +27,13 @@ def run(folder, losses, noisy=(), norms=(1.0,) * 8):
         "noise": {},
         "recorded": [1],
     }
-    write_sheet(folder, "own", 0, {}, facts)
+    shards, last = {}, len(losses)
+    for name, (before, after) in dict(weights).items():
+        for key, array in ((key_of("initial", 0, name), before), (key_of("weight", last, name), after)):
+            shards[key] = TensorShard.full(key, np.asarray(array, "float64"))
+    most = {key_of("weight", last, name): np.asarray(array, "float32") for name, array in dict(noise).items()}
+    facts["noise"] = {key: float(np.linalg.norm(array.astype("float64"))) for key, array in most.items()}
+    write_sheet(folder, "own", 0, shards, facts, noise=most)
     return Trace.read(folder, "own", 1)
 
 
@@ -100,6 +109,59 @@ def test_a_loss_near_zero_is_not_chaos(tmp_path):
     assert StepComparison(truth, run(tmp_path / "same", one)).same
     found = StepComparison(truth, run(tmp_path / "many", one, norms=(1.0, 1.5, 1.0)))
     assert found.lost is None and not found.same
+
+
+def test_a_loss_that_grows_from_nearly_0_is_no_growth_of_the_noise(steps):
+    """The last step, and all weights, were allowed a million times the noise."""
+    one = [1e-6, 1.0, 1.0]
+    assert steps(one, [1e-6, 1.0, 1.0 + 4e-7]).same
+    assert not steps(one, [1e-6, 1.0, 1.01]).same
+
+
+def test_a_step_before_a_run_with_noise_breaks_is_judged(steps):
+    one, noisy = [2.0, 2.0, 2.0], [[2.0, 2.0, np.nan]]
+    assert steps(one, [2.0, 2.0 + 1e-6, 2.0], noisy).same
+    found = steps(one, [2.0, 2.5, 2.0], noisy)
+    assert found.lost.number == 3 and not found.same
+
+
+def test_a_score_that_only_ranks_have_is_a_difference(tmp_path):
+    one, many = run(tmp_path / "one", [2.0, 1.5]), run(tmp_path / "many", [2.0, 1.5])
+    for side in (one, many):
+        side.facts["rows"][1]["samples"] = 4
+    many.facts["rows"][1][f"{SCORE}acc1"] = 0.5
+    assert not StepComparison(one, many).same
+    one.facts["rows"][1][f"{SCORE}acc1"] = 0.5
+    assert StepComparison(one, many).same
+
+
+TRAINED = [1.0, 2.0], [1.1, 2.1]
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan, -1e30])
+def test_a_frozen_mask_hides_no_trained_weight(tmp_path, value):
+    """Nothing was compared at the end beside a frozen weight with an infinity."""
+    mask = [0.0, value]
+    weights = {"w": TRAINED, "mask": (mask, mask)}
+    noise = {"w": [1e-7, 1e-7], "mask": [1e-20, abs(value) * 1e-7]}
+    one = run(tmp_path / "one", [1.0], weights=weights, noise=noise)
+    for after, same in (([1.1, 2.1 + 1e-7], True), ([1.1, 2.101], False)):
+        many = run(tmp_path / "many", [1.0], weights=weights | {"w": (TRAINED[0], after)})
+        assert StepComparison(one, many).same is same
+
+
+def test_a_weight_that_only_one_side_has_at_the_end_is_a_difference(tmp_path):
+    one = run(tmp_path / "one", [1.0], weights={"w": TRAINED, "v": TRAINED})
+    many = run(tmp_path / "many", [1.0], weights={"w": TRAINED})
+    assert not StepComparison(one, many).same and not StepComparison(many, one).same
+    many = run(tmp_path / "wide", [1.0], weights={"w": TRAINED, "v": ([TRAINED[0]], [TRAINED[1]])})
+    assert not StepComparison(one, many).same
+
+
+def test_a_bound_that_is_no_number_allows_nothing(tmp_path):
+    one, many = run(tmp_path / "one", [1.0]), run(tmp_path / "many", [1.0], norms=(1.5,))
+    many.facts["rounded"] = {key_of("gradient", 1, "w"): float("nan")}
+    assert not StepComparison(one, many).same
 
 
 def test_a_run_with_noise_that_breaks_is_said(steps):

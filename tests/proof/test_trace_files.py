@@ -50,6 +50,18 @@ def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path):
     assert norm == pytest.approx(max(map(np.linalg.norm, apart)), rel=1e-15)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_constant_that_is_not_finite_has_no_noise(tmp_path, value):
+    """It was a NaN, so that the others of its buffer had none either."""
+    with SheetWriter(tmp_path, "wide", 0) as sheet:
+        sheet.put(GRADIENT, TensorShard.full(GRADIENT, np.array([value, 1.0, 2.0, 2.0])))
+        floors = NoiseFloors(sheet)
+        floors.put(GRADIENT, TensorShard.full(GRADIENT, np.array([value, 4.0, 2.0, 6.0])))
+        sheet.finish({"noise": floors.norms})
+    most, norm = Trace.read(tmp_path, "wide", 1).noise(GRADIENT)
+    assert norm == 5.0 and most.tolist() == [0.0, 3.0, 0.0, 4.0]
+
+
 def test_a_sheet_that_is_not_finished_is_none(tmp_path):
     with pytest.raises(RuntimeError), SheetWriter(tmp_path, "wide", 0):
         raise RuntimeError

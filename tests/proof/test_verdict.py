@@ -193,6 +193,15 @@ def test_a_step_that_is_not_finite_between_finite_ones_leaves_the_others_compare
     assert "Not a number on both sides from step 2, in the gradients only." in found.sentences
 
 
+def test_weights_that_ranks_do_not_share_at_the_end_are_named_after_an_earlier_step(tmp_path):
+    for late, where in ((1.0, 3), (2.0, 2)):
+        found = compared(tmp_path, 0.5, losses=(1.0, 1.0, 1.0))
+        found.native.candidate.facts["apart"] = {key_of("weight", 3, "w"): [[0], [1]]}
+        step = found.steps.steps[1]
+        found.steps.steps[1] = replace(step, loss=replace(step.loss, many=late))
+        assert (found.status, found.first_difference.step) == (1, where)
+
+
 def test_the_layer_that_is_the_whole_model_is_called_its_output(tmp_path):
     found = compared(tmp_path, 0.5, losses=(1.0, NAN))
     found.native.reference.facts["broken"]["2"] = MODEL_LAYER
