@@ -313,8 +313,8 @@ def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, lis
         lines.append(
             "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"
         )
-    apart = [difference(recorded, here) for _, recorded, here, _ in result["losses"]]
-    if exact and (result["bits"] is False or any(apart)):
+    distances = [difference(recorded, here) for _, recorded, here, _ in result["losses"]]
+    if exact and (result["bits"] is False or any(distances)):
         same = False
         lines.append("one process of this machine has done it before, so every bit should be the same")
     # A loss near 0 is no chaos: the drift is seen beside the largest loss so far.
@@ -323,11 +323,11 @@ def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, lis
     )
     rows = [
         (step, recorded, drift_ratio(distance, drift, size))
-        for (step, recorded, _, drift), distance, size in zip(result["losses"], apart, sizes, strict=True)
+        for (step, recorded, _, drift), distance, size in zip(result["losses"], distances, sizes, strict=True)
     ]
     if rows:
         step, recorded, r = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
-        equal = apart.count(0.0)
+        equal = distances.count(0.0)
         same = same and (r is None or is_same(r))
         lines.append(
             f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {recorded:.6g}, {_phrase(r)}"
