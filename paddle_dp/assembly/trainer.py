@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import NoReturn
 
 from paddle_dp.assembly.script import trainer_of
@@ -84,9 +85,10 @@ class Trainer(TrainingState):
         lines += [self.learner.micro_batches_line(self.loader.sampler.micro_batches)]
         for line in filter(None, lines if self.mesh.is_main else ()):
             print(line, file=sys.stderr)
-        with on_board():
+        requests = StopRequests(self.mesh, self.run.max_time, folder=self._folder)
+        with on_board(), closing(requests):
             try:
-                self._train_to_the_end()
+                self._train_to_the_end(requests)
             except BaseException as error:
                 self.callbacks.tell_failed(self.moment("failed"), error)
                 raise
@@ -97,12 +99,10 @@ class Trainer(TrainingState):
                 release(self.run.folder)
         return self.progress
 
-    def _train_to_the_end(self) -> None:
+    def _train_to_the_end(self, requests: StopRequests) -> None:
         synchronous = self.learner.worker is None
-        stragglers = self.measurements.compare_ranks()
-        with StopRequests(
-            self.mesh, self.run.max_time, stragglers=stragglers, folder=self._folder
-        ) as requests:
+        requests.stragglers = self.measurements.compare_ranks()
+        with requests:
             self._refusals.begin(self.progress.step)
             scores = [name for metric in self.run.metrics for name in metric.names]
             consistency.compare_starts(

@@ -206,6 +206,12 @@ def recorded_signals(ends_process: bool = False) -> Iterator[Signals]:
         yield signals
 
 
+def ignore_end_signals() -> None:
+    """Ignores END_SIGNALS from now on: this process is about to end, with a status that none of them replaces."""
+    with recorded_signals(ends_process=True):
+        pass
+
+
 @contextmanager
 def handled_signals(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], afterwards: Any = None

@@ -19,6 +19,7 @@ from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
+from paddle_dp.launch.processes import ignore_end_signals
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import ElasticSize
@@ -303,6 +304,13 @@ def _alone(plan: Plan, attempt: Path) -> int:
             AttemptResult(attempt=attempt, status=failure.exit_status, cause=failure), plan
         )
 
+    def only_rank() -> None:
+        try:
+            work(job.entry_point, job.recipe, job.all_overrides, job.options)
+        finally:
+            if job.ends_process:
+                ignore_end_signals()
+
     with watched_inside(plan.limits, attempt, show):
-        failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
+        failure = guarded(only_rank, attempt)
     return show(failure) if failure else 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paddle_dp.errors import JobError, LostFolderError
+from paddle_dp.errors import JobError, LostFolderError, StoppedError
 from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class StopRequests:
     """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
 
     `max_time`: seconds after which this process is asked to stop; None: no limit. `stragglers`: its times travel in the
-    same all-reduce. `folder`: its loss is a request, too; the main rank checks it.
+    same all-reduce. `folder`: its loss is a request, too; the main rank checks it. A training that has stopped answers
+    signals until `close`, so that a repeated request does not end it while it is reported.
     """
 
     def __init__(
@@ -174,15 +175,22 @@ class StopRequests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         heartbeat.stops = False
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if isinstance(error, KeyboardInterrupt) and self._before and not self.interrupts:
+        handled = bool(self._before)
+        if not isinstance(error, StoppedError):
+            self.close()
+        if isinstance(error, KeyboardInterrupt) and handled and not self.interrupts:
             frame = traceback.extract_tb(trace)[-1]
             raise JobError(
                 f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno} ended this rank after step "
                 f"{heartbeat.step}: no signal has interrupted it. A callback that wants to end a training early "
                 "calls moment.trainer.stop(reason)."
             ) from error
+
+    def close(self) -> None:
+        """Gives the signals back to their former handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
 
     def due(self, step: int) -> str | None:
         """The reason to stop after this update, the same on every rank; None to continue. Collective every `EVERY`
@@ -246,6 +254,6 @@ class StopRequests:
         if self.mesh.ranks == 1 and number == signal.SIGINT and self.signal_number:
             raise KeyboardInterrupt
         self.signal_number = self.signal_number or number
-        if self.mesh.ranks == 1:
+        if self.mesh.ranks == 1 and heartbeat.stops:
             line = f"{signal.Signals(number).name}: stopping after this update, with a checkpoint (Ctrl-C: at once)\n"
             os.write(2, line.encode())

@@ -11,7 +11,11 @@ import time
 
 import pytest
 
-from paddle_dp.launch import processes
+from paddle_dp.errors import EndedError, StoppedError
+from paddle_dp.launch import console, processes, start, worker
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import (
     alive,
     descendants,
@@ -150,17 +154,42 @@ def test_signals_are_noted_and_counted(number, monkeypatch):
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_that_comes_after_the_job_replaces_no_status():
+@pytest.fixture
+def end_signals():
+    """END_SIGNALS, which end the test."""
+
+    def end(number, frame):
+        raise EndedError(number)
+
+    before = {number: signal.signal(number, end) for number in processes.END_SIGNALS}
+    yield list(before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_that_comes_after_the_job_replaces_no_status(end_signals):
     """A node that had stopped with 75 was ended by its own SIGTERM while Python closed: ssh.sh, and Slurm, saw 143."""
-    before = {number: signal.getsignal(number) for number in processes.END_SIGNALS}
-    try:
-        with recorded_signals(ends_process=True):
-            pass
-        for number in processes.END_SIGNALS:
+    with recorded_signals(ends_process=True):
+        pass
+    for number in end_signals:
+        os.kill(os.getpid(), number)
+
+
+def test_nor_does_one_after_a_job_of_one_rank(end_signals, tmp_path, monkeypatch):
+    """Such a job runs in the process of `paddle-dp`, which ended with 143 in place of 75."""
+
+    def work(*_):
+        raise StoppedError("stopped by SIGTERM after step 3 of 9: the training is not done.")
+
+    def show_end(outcome, plan):
+        for number in end_signals:
             os.kill(os.getpid(), number)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return outcome.status
+
+    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(console, "show_end", show_end)
+    plan = plan_of(Job(quiet=True, ends_process=True), Machine(cores=1))
+    assert start._alone(plan, tmp_path) == 75
 
 
 def test_the_first_signal_counts():

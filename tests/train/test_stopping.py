@@ -10,12 +10,13 @@ import time
 
 import pytest
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import JobError, StoppedError
 from paddle_dp.launch.failures import Failure
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.heartbeat import STARTED, StatusTable, heartbeat, join_board
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.stopping import EVERY, MAX_STEPS_BETWEEN, StopRequests
+from paddle_dp.units import Every
 from tests.assembly.test_trainer import trainer
 from tests.ranks import run_ranks
 
@@ -153,6 +154,32 @@ def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
             signal.raise_signal(signal.SIGINT)
     assert not heartbeat.stops and heartbeat.stopping and {n: signal.getsignal(n) for n in before} == before
     assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
+
+
+class AskedTwice(Callback):
+    """A scheduler sends its request once more while the training that has stopped is reported."""
+
+    every = Every.parse("1 step")
+
+    def step(self, moment):
+        signal.raise_signal(signal.SIGTERM)
+
+    def failed(self, moment, error):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_request_that_is_repeated_while_a_stopped_training_closes_does_not_end_it(capfd):
+    """It ended the process with 143 in place of 75."""
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with pytest.raises(StoppedError):
+            trainer(AskedTwice()).fit("2 epochs")
+        assert not came and capfd.readouterr().err.count("SIGTERM: stopping") == 1
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_keyboard_interrupt_that_is_no_signal_is_an_error_with_its_place():
