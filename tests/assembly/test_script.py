@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -169,6 +170,7 @@ def test_a_resumed_script_goes_on_with_the_same_batches_or_is_refused(tmp_path: 
             Trainer.of(**described(run, resume=True, **change))
     killed = run / ".certificate.json.partial-1-0123abcd"  # half written by a process that was killed
     killed.touch()
+    os.utime(killed, (0, 0))
     again = Trainer.of(**described(run, resume=True))
     assert again.progress.step == 7 and again.fit("2 epochs").step == 14 and not killed.exists()
 
