@@ -93,16 +93,26 @@ def check_ranks(ranks: int | None) -> None:
 
 
 def check_memory(plan: Plan, available: int | None) -> None:
-    """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks.
+    """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks,
+    and the processes that wait for a restart with Paddle imported (waiting.py).
 
     The kernel would otherwise end one of them, or another program.
     """
-    if plan.devices or plan.ranks == 1 or available is None or plan.ranks * RANK <= available:
+    spares = max(plan.ranks, plan.job.ranks or 0) if plan.job.spares else 0
+    waiting = spares or int(plan.job.restarts > 0)
+    needed = (plan.ranks + waiting) * RANK
+    if plan.devices or plan.ranks == 1 or available is None or needed <= available:
         return
+    most = available // RANK // 2 if spares else available // RANK - waiting
+    wait, advice = "", f"Set --ranks to {max(1, most)} at most"
+    if waiting:
+        others = f"do the {spares} that wait" if spares else "does the launcher that waits"
+        wait = f", as {others} for a restart"
+        advice += f", leave out --{'spares' if spares else 'restarts'}"
     raise UsageError(
-        f"--ranks {plan.ranks}: each rank on a CPU is a process that takes {RANK >> 20} MB before there is a model, "
-        f"{gigabytes(plan.ranks * RANK)} together, and {gigabytes(available)} are available here. Set --ranks "
-        f"to {max(1, available // RANK)} at most, or spread them over --nodes."
+        f"--ranks {plan.ranks}: each rank on a CPU is a process that takes {RANK >> 20} MB before there is a model"
+        f"{wait}, {gigabytes(needed)} together, and {gigabytes(available)} are available here. {advice}, or spread "
+        "them over --nodes."
     )
 
 

@@ -133,6 +133,28 @@ def test_more_ranks_than_the_memory_can_begin_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("words", "waiting", "sentence"),
+    [
+        (
+            {"restarts": 1},
+            1,
+            r", as does the launcher that waits .*, 0.6 GB .*--ranks to 3 at most, leave out --rest",
+        ),
+        (
+            {"restarts": 1, "spares": True},
+            4,
+            r", as do the 4 that wait for a restart, 1.0 GB .* to 3 .* out --spares",
+        ),
+    ],
+)
+def test_processes_that_wait_for_a_restart_take_memory_too(words, waiting, sentence):
+    plan = plan_of(job(ranks=4, **words), CPU)
+    with pytest.raises(UsageError, match=sentence):
+        check_memory(plan, (4 + waiting) * RANK - 1)
+    check_memory(plan, (4 + waiting) * RANK)
+
+
+@pytest.mark.parametrize(
     ("words", "servers", "ranks", "here", "devices"),
     [
         ({}, 1, 3, 1, ("0", "3")),  # a worker for each device
