@@ -18,6 +18,7 @@ from paddle_dp.cli.options import Averaged, Checkpoint, Json, RunFolder, average
 from paddle_dp.cli.training import NO_TRAINING, start
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
+from paddle_dp.mesh.late_ranks import longest_wait
 from paddle_dp.plan.changes import changes
 from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.plan.measured import NOT_MEASURED, Measured
@@ -26,15 +27,18 @@ PLAIN = ("strategy.use=single", "train.precision=float32")  # the plain one-proc
 
 
 def step_report(run: Path, json: bool = False) -> str:
-    """Returns the lines of a run's goodput, if it was restarted, and last measurement, or one JSON object. Raises
-    UsageError for a run without either."""
+    """Returns the lines of a run's goodput, if it was restarted, longest wait and last measurement, or one JSON object.
+    Raises UsageError for a run without any."""
     goodput = read_goodput(run)
     lines = [f"{goodput}.".replace(", ", ",\n  ")] if goodput else []
-    fields = {"restarts": goodput.as_fields()} if goodput else {}
+    fields: dict[str, Any] = {"restarts": goodput.as_fields()} if goodput else {}
+    if wait := longest_wait(run):
+        lines.append(f"The longest wait:\n  {wait}.")
+        fields["longest_wait"] = wait
     try:
         measurement = _last(run)
     except UsageError as error:
-        if goodput is None:
+        if not lines:
             raise
         return json_text.dumps(fields, indent=2) if json else "\n".join([*lines, str(error)])
     measured = Measured.from_fields(measurement)
@@ -74,7 +78,8 @@ def why(
 ) -> None:
     """Show where the time of a run's steps goes, on each rank, and ways to make them shorter.
 
-    A run that was restarted shows its goodput first: the share of its wall time in updates that count.
+    A run that was restarted shows its goodput first: the share of its wall time in updates that count. A run whose
+    ranks waited once for 20 s or longer for a late rank shows the longest of these waits.
     Reads the run's record, while it runs or afterwards: every training measures a few of its steps, ever more
     rarely (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """

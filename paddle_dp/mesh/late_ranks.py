@@ -1,14 +1,15 @@
 """Names the ranks that are late to an exchange, so that the error of a waiting rank names the one it waits for.
 
 Each rank counts the exchanges that it has entered, by group. If its counts have not changed for a while, because it
-waits, computes for long or sleeps, a thread writes them into the job's store. A rank that has waited longer than
-`notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes nothing, and its last
-counts are too low.
+waits, computes for long or sleeps, a thread writes them into the job's store, with its step and phase. A rank that has
+waited longer than `notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes
+nothing, and its last counts are too low.
 """
 
 from __future__ import annotations
 
 import atexit
+import glob
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import LostPeerError
@@ -28,16 +30,21 @@ Counts = dict[str, int]
 # The line of a waiting rank. The launcher looks for it in the log of a process that the wait ended in C++.
 WAITED = re.compile(r"^rank \d+ has waited \d+ s in .+ for ranks? [\d, ]+$", re.MULTILINE)
 
+# Its line when the late ranks have come, in the same log.
+WAIT_OVER = re.compile(r"^rank \d+ waited (\d+) s for ranks? .+$", re.MULTILINE)
+
 
 @dataclass
 class Wait:
-    """An exchange that this rank has entered: its group, members and name, its start, and the late ranks."""
+    """An exchange that this rank has entered: its group, members and name, its start, and the late ranks with their
+    phase, if it is known."""
 
     group: str
     members: Sequence[int]
     activity: str
     since: float
     late: tuple[int, ...] = ()
+    phase: str = ""
     reported: float = 0.0  # seconds that this rank had waited when it last printed the late ranks
 
 
@@ -53,12 +60,12 @@ class Arrivals:
         self.rank, self.patience, self._open = rank, patience, store
         self.counts: Counts = {}
         self._waits: list[Wait] = []
-        self._changed, self._written = time.monotonic(), {"": -1}
+        self._changed, self._written = time.monotonic(), ""
         self._stop = threading.Event()
 
     def start(self, store: Any) -> None:
         """Writes this rank's first counts into `store` and starts the thread."""
-        store.set(self._key(self.rank), json.dumps(self.counts))
+        store.set(self._key(self.rank), self._status())
         thread = threading.Thread(target=self._watch, args=[self._open()], daemon=True, name="late ranks")
         thread.start()
         atexit.register(self._end, thread)
@@ -85,6 +92,12 @@ class Arrivals:
                 f"rank {self.rank} has waited {waited:.0f} s for {late} in {activity}, which is the limit "
                 f"(train.patience). See the log of {late}, or set a larger train.patience."
             ) from error
+        else:
+            if wait.late:
+                phase = f" (in {wait.phase})" if wait.phase else ""
+                waited, late = time.monotonic() - wait.since, numbered("rank", wait.late)
+                line = f"rank {self.rank} waited {waited:.0f} s for {late}{phase} in {activity}"
+                print(f"{line} after step {heartbeat.step}", file=sys.stderr, flush=True)
         finally:
             self._waits.pop()
             self._changed = time.monotonic()
@@ -100,10 +113,10 @@ class Arrivals:
                 now = time.monotonic()
                 if now - self._changed < self.idle:
                     continue
-                counts = dict(self.counts)
-                if counts != self._written:
-                    store.set(self._key(self.rank), json.dumps(counts))
-                    self._written = counts
+                status = self._status()
+                if status != self._written:
+                    store.set(self._key(self.rank), status)
+                    self._written = status
                 wait = next(iter(self._waits[-1:]), None)
                 if wait is not None and now - wait.since >= max(self.notice, 2 * wait.reported):
                     self._report(wait, store, now - wait.since)
@@ -112,11 +125,21 @@ class Arrivals:
 
     def _report(self, wait: Wait, store: Any, waited: float) -> None:
         peers = [rank for rank in wait.members if rank != self.rank]
-        counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in peers}
-        wait.late, wait.reported = self.late(wait, counts), waited
+        statuses = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in peers}
+        wait.late, wait.reported = (
+            self.late(wait, {rank: each["counts"] for rank, each in statuses.items()}),
+            waited,
+        )
+        # A stopped rank's phase may be of an earlier step.
+        late = [statuses[rank] for rank in wait.late]
+        phases = {each["phase"] for each in late if each["step"] == heartbeat.step}
+        wait.phase = phases.pop() if len(phases) == 1 and "unwatched" not in phases else ""
         if wait.late:
             line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {numbered('rank', wait.late)}"
             print(line, file=sys.stderr, flush=True)
+
+    def _status(self) -> str:
+        return json.dumps({"counts": dict(self.counts), "step": heartbeat.step, "phase": heartbeat.phase})
 
     def _end(self, thread: threading.Thread) -> None:
         self._stop.set()
@@ -125,6 +148,16 @@ class Arrivals:
     @staticmethod
     def _key(rank: int) -> str:
         return f"paddle_dp/arrivals/{rank}"
+
+
+def longest_wait(run: Path) -> str:
+    """Returns the line of the longest wait for late ranks in the logs of a run's nodes, as far as they are on this
+    disk; "" without such a wait. Shorter ones than `Arrivals.notice` have no line."""
+    folders = [run, *run.parent.glob(f"{glob.escape(run.name)}.node-*")]
+    logs = [log for folder in folders for log in folder.glob("logs/attempt-*/workerlog.*")]
+    waits = [wait for log in logs for wait in WAIT_OVER.finditer(log.read_text(errors="replace"))]
+    longest = max(waits, key=lambda wait: int(wait[1]), default=None)
+    return "" if longest is None else longest[0]
 
 
 _arrivals: list[Arrivals] = []

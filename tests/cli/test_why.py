@@ -36,6 +36,20 @@ def test_the_last_measurement_is_told_as_lines_or_as_json(tmp_path):
     assert found["ranks"][0]["data"] == 0.08 and found["changes"][0]["what"] == "loader.num_workers=4"
 
 
+def test_a_long_wait_is_told_first_and_without_a_measurement_too(tmp_path):
+    log = tmp_path / "logs/attempt-001/workerlog.0"
+    log.parent.mkdir(parents=True)
+    line = "rank 0 waited 41 s for rank 1 (in data) in the exchange of gradients after step 7"
+    log.write_text(f"{line}\n")
+    for lines, then in (
+        (LINES, "Where a step of 100 ms goes"),
+        (LINES[:1], f"{tmp_path}/metrics.jsonl has no meas"),
+    ):
+        write(tmp_path, lines)
+        assert step_report(tmp_path).startswith(f"The longest wait:\n  {line}.\n{then}")
+        assert json.loads(step_report(tmp_path, json=True))["longest_wait"] == line
+
+
 def test_a_run_without_a_measurement_says_how_to_get_one(tmp_path):
     with pytest.raises(UsageError, match=r"metrics.jsonl is not there: give a run's folder"):
         step_report(tmp_path)

@@ -93,7 +93,7 @@ def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path
 def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):
     arrivals = Arrivals(0, lambda: None)
     arrivals.counts["all"] = 1
-    store = SimpleNamespace(get=lambda key: b"{}")
+    store = SimpleNamespace(get=lambda key: b'{"counts": {}, "step": 0, "phase": "data"}')
     for members in ([0, 1], [0, 1, 2]):
         arrivals._report(Wait("all", members, "'an exchange between all ranks'", 0.0), store, 21.3)
     said = capsys.readouterr().err.splitlines()

@@ -1,11 +1,13 @@
 """Which ranks are late to an exchange follows from how many exchanges each has entered."""
 
+import json
 import time
 
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.mesh.late_ranks import Arrivals
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.late_ranks import Arrivals, longest_wait
 from tests.mesh.test_transport import Store
 
 
@@ -28,8 +30,8 @@ def test_ranks_that_entered_fewer_exchanges_of_the_group_are_late():
 
 def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
     mine, store = arrivals(patience=0.3), Store()
-    store.set("paddle_dp/arrivals/1", '{"all": 1}')
-    store.set("paddle_dp/arrivals/2", "{}")
+    write(store, 1, {"all": 1})
+    write(store, 2, {})
     mine._open = lambda: store
     mine.start(store)
 
@@ -42,6 +44,42 @@ def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
         exchange()
     mine._stop.set()
     assert "rank 0 has waited 0 s in a sum for rank 2" in capfd.readouterr().err
+
+
+def write(store, rank, counts, step=0):
+    status = {"counts": counts, "step": step, "phase": "data"}
+    store.set(f"paddle_dp/arrivals/{rank}", json.dumps(status))
+
+
+@pytest.mark.parametrize(("step", "phase"), [(7, " (in data)"), (6, "")])
+def test_a_wait_that_is_over_is_a_line_of_the_log(capfd, monkeypatch, step, phase):
+    """With the late rank's phase, unless that is of another step."""
+    monkeypatch.setattr(heartbeat, "step", 7)
+    mine, store = arrivals(), Store()
+    write(store, 1, {}, step)
+    with mine.waiting("all", range(2), "a sum"):
+        mine._report(mine._waits[0], store, 21.0)
+        mine._waits[0].since -= 40.6
+    with mine.waiting("all", range(2), "a sum"):  # nobody is late
+        pass
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "rank 0 has waited 21 s in a sum for rank 1",
+        f"rank 0 waited 41 s for rank 1{phase} in a sum after step 7",
+    ]
+
+
+def test_the_longest_wait_of_all_attempts_and_nodes_is_in_their_logs(tmp_path):
+    line = "rank {} waited {} s for rank 1 (in data) in a sum after step 7"
+    run, waits = tmp_path / "a[1]", [("", 1, 0, 21), ("", 2, 3, 40), (".node-1", 1, 2, 103), ("2", 1, 0, 500)]
+    assert longest_wait(run) == ""
+    for node, attempt, rank, seconds in waits:
+        log = run.with_name(f"{run.name}{node}") / f"logs/attempt-00{attempt}/workerlog.{rank}"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(
+            f"begin \xff\n{line.format(rank, seconds)}\nrank 0 has waited 900 s\n".encode("latin1")
+        )
+    assert longest_wait(run) == line.format(2, 103)
 
 
 def test_another_error_stays_what_it_is():
