@@ -1,7 +1,7 @@
 """Judges mutants of the code that the ranks of one recipe run, by the proof's own comparison.
 
-A mutant is put into the ranks alone. Where no number that they record is another one than the clean ranks', the verdict
-is that of the clean ranks; else one process is compared with them.
+A mutant is put into the ranks alone. Where no number that `verify` judges is another one than the clean ranks', the
+verdict is that of the clean ranks; else one process is compared with them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Row:
     """What became of a mutant.
 
     `outcome`: "different" and any other word of a verdict but "same", "crash" or "hang" are of verify; "rehearse", of
-    --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where
-    theirs are other ones by no more than rounding (`only_rounding`); else "differ". None where they did not end.
+    --rehearse alone; "same". `bits`, of the numbers that `verify` judges: "equal", where the ranks recorded the clean
+    ranks'; "rounding", where theirs are other ones by no more than rounding (`only_rounding`); else "differ". None
+    where they did not end.
     `suite`: the test that kills it in the file, "survived", or None where nobody asked. `commit`: where it was judged.
     `in_file`: what verify says with the mutant in one process, too, where that runs the line, and verify has seen it in
     ranks that came to their end; else None.

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- by tools/mutants.py -->\n", "<!-- end -->\n"
 
 
 def unseen(rows: Iterable[Row]) -> list[Row]:
-    """Mutants that changed a recorded number beyond the rounding of 16 bits, and of which verify says SAME."""
+    """Mutants that changed a judged number beyond the rounding of 16 bits, and of which verify says SAME."""
     return [row for row in rows if row.outcome == "same" and row.bits == "differ"]
 
 

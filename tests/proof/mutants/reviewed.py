@@ -1,4 +1,4 @@
-"""The survivors that somebody has read, each with a reason: mutants that change no number which the ranks record, or
+"""The survivors that somebody has read, each with a reason: mutants that change no number which `verify` judges, or
 one of 16 bits within its rounding."""
 
 from __future__ import annotations

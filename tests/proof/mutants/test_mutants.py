@@ -1,5 +1,7 @@
 """The blind mutants: what is drawn, that a mutant is in the ranks, that the proof sees one, that the list is sound."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof.trace_files import Trace
 from tests.proof.mutants.exam import Exam, drawn
 from tests.proof.mutants.recipes import RECIPES
-from tests.proof.mutants.recorded import only_rounding
+from tests.proof.mutants.recorded import digests, only_rounding
 from tests.proof.mutants.reviewed import CLASSES, Entry, Reviewed, write
 from tests.proof.mutants.side import mutable_files, put_in
 from tests.proof.mutants.sites import ROOT, sites
@@ -89,10 +91,11 @@ def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     assert (row.outcome, row.bits, row.in_file) == ("same", "equal", None)
 
 
-def traced(folder, factor=1.0, kind="gradient", samples=8, dtype="float64"):
+def traced(folder, factor=1.0, kind="gradient", samples=8, dtype="float64", output=0.0):
     numbers = {f"{kind}|1|w": TensorShard.full(f"{kind}|1|w", factor * np.arange(1.0, 9.0))}
     row = {"loss": factor, "samples": samples, "empty": False, "shares": [samples], "read": [[0, [1]]]}
-    write_sheet(folder, "own", 0, numbers, {"rows": [row], "dtype": dtype})
+    outputs = {"output|1|body.1#0": np.full((8, 2), output)}
+    write_sheet(folder, "own", 0, numbers, {"rows": [row], "dtype": dtype}, output=outputs)
     return Trace.read(folder, "own", 1)
 
 
@@ -105,6 +108,14 @@ def test_rounding_is_told_from_what_is_wrong(tmp_path):
     assert not only_rounding(clean, None)
     low = traced(tmp_path / "low", dtype="bfloat16")
     assert only_rounding(low, traced(tmp_path / "lower", 1.01, dtype="bfloat16"))
+
+
+def test_outputs_of_layers_alone_are_no_difference(tmp_path):
+    """They say where a difference begins: no verdict hangs on them."""
+    traces = [traced(tmp_path / str(output), output=output) for output in (1.0, 2.0)]
+    sides = [SimpleNamespace(facts={}, trace={"own": trace}.get) for trace in traces]
+    assert only_rounding(*traces)
+    assert digests(sides[0]) == digests(sides[1])
 
 
 def test_the_list_of_survivors_is_sound_and_nothing_in_it_is_gone():
