@@ -46,8 +46,11 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     checks = [*folder_checks(content, run)]
     print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in checks))
     good = all(good for good, _ in checks)
-    selected = [] if step is None else [interval_to(content, run, step)]
-    selected = selected or evenly_spread(intervals(content, run), replay)
+    selected: list[Interval] = []
+    if step is not None:
+        selected = [interval_to(content, run, step)]
+    elif replay:
+        selected = evenly_spread(intervals(content, run), replay)
     for number, interval in enumerate(selected, start=1):
         same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same

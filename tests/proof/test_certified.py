@@ -144,23 +144,40 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
-    """What the screen had when each of two parts began to train."""
-    digest, screens = "84a6b8abecab4ead60405c0d7f066fa0", []
-    saved = [{"step": step, "model": digest, "optimizer": digest} for step in (2600, 2700)]
+DIGEST = "84a6b8abecab4ead60405c0d7f066fa0"
+
+
+def certified_run():
+    """The certificate of a run on two ranks, with two checkpoints that are not there any more."""
+    saved = [{"step": step, "model": DIGEST, "optimizer": DIGEST} for step in (2600, 2700)]
     attempt = {
-        "from": 0, "to": 2700, "why": "done", "weights": digest, "saved": saved, "ranks": 2, "layout": {"data": 2},
-        "begun": "2026-11-22T09:11:27Z", "device": "cpu", "host": "vm", "versions": {}, "recipe": digest,
+        "from": 0, "to": 2700, "why": "done", "weights": DIGEST, "saved": saved, "ranks": 2, "layout": {"data": 2},
+        "begun": "2026-11-22T09:11:27Z", "device": "cpu", "host": "vm", "versions": {}, "recipe": DIGEST,
         "changes": [], "resumed": None, "refused": [], "differences": [], "variables": {},
     }  # fmt: skip
-    data = {"train": {"samples": 9, "digest": digest}}
-    content = {"name": "digits", "steps": 2700, "data": data, "attempts": [attempt], "replay": ""}
+    data = {"train": {"samples": 9, "digest": DIGEST}}
+    return {"name": "digits", "steps": 2700, "data": data, "attempts": [attempt], "replay": ""}
+
+
+def test_a_certificate_is_shown_of_a_run_that_cannot_be_trained_again(tmp_path, monkeypatch, capsys):
+    """There is no checkpoint (yet): only --replay asks for one."""
+    monkeypatch.setattr(certified, "_read", lambda run: certified_run())
+    assert certificate(tmp_path) == GOOD
+    assert "digits: 2700 updates" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="there is no checkpoint to compare with"):
+        certificate(tmp_path, replay=1)
+
+
+def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
+    """What the screen had when each of two parts began to train."""
+    content, screens = certified_run(), []
+    (attempt,) = content["attempts"]
     recipe = {
         "name": "digits", "model": {"use": "mlp", "inputs": 64, "classes": 10}, "dataset": {"use": "digits"},
         "loss": {"use": "cross_entropy"}, "optimizer": {"use": "sgd"},
         "schedule": {"use": "constant", "learning_rate": 0.1}, "train": {"length": "2700 steps", "batch": 9},
     }  # fmt: skip
-    result = {"bits": True, "digest": digest, "weights": None, "losses": []}
+    result = {"bits": True, "digest": DIGEST, "weights": None, "losses": []}
     parts = [
         Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
     ]
@@ -179,7 +196,7 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     assert screens[0].endswith("\ntraining steps 1 to 2000 again on one process (1 of 2) …\n")
     assert screens[1].endswith("\ntraining steps 2601 to 2700 again on one process (2 of 2) …\n")
     told = screens[0] + screens[1] + capsys.readouterr().out
-    assert "step 2600: weights 84a6b8abecab, optimizer 84a6b8abecab\n" in told and digest not in told
+    assert "step 2600: weights 84a6b8abecab, optimizer 84a6b8abecab\n" in told and DIGEST not in told
     assert "the weights are bit-equal: 84a6b8abecab\n" in told and max(map(len, told.splitlines()[1:])) <= 80
     for ended, said in (
         (-signal.SIGKILL, "a process was killed, by hand or"),
