@@ -120,12 +120,12 @@ class TraceComparison:
     @property
     def unshared(self) -> list[Key]:
         """The weights of which ranks hold different copies after an update; one process is compared with one copy."""
-        return [key for key in map(Key.read, self.candidate.facts["apart"]) if key.kind == "weight"]
+        return [key for key in map(Key.read, self.candidate.facts["copy groups"]) if key.kind == "weight"]
 
     @property
     def divergence(self) -> str | None:
         """The error that the ranks raised when they compared their weights, or None."""
-        divergence: str | None = self.candidate.facts.get("amiss")
+        divergence: str | None = self.candidate.facts["divergence"]
         return divergence
 
     @cached_property

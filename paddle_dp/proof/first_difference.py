@@ -177,7 +177,7 @@ class DifferenceSearch:
         for sheet in self.comparison.candidate.sheets:
             if sheet.has("output", key):
                 by_dp_rank.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", key))
-                positions[sheet.facts["dp_rank"]] = sheet.facts["places"][str(step)]
+                positions[sheet.facts["dp_rank"]] = sheet.facts["positions"][str(step)]
         for dp_rank, arrays in by_dp_rank.items():
             at = positions[dp_rank]
             if any(array.shape != (len(at), 2) for array in arrays):
@@ -191,7 +191,7 @@ class DifferenceSearch:
         owners = {
             position: sheet.facts["dp_rank"]
             for sheet in self.comparison.candidate.sheets
-            for position in sheet.facts["places"][str(step)]
+            for position in sheet.facts["positions"][str(step)]
         }
         wrong, all_of_it = {owners[p] for p in positions.tolist()}, len(positions) == len(owners)
         which = (
@@ -218,7 +218,7 @@ class DifferenceSearch:
         candidate = self.comparison.candidate.facts
         weights = [key for key in self.comparison.unshared if key.step == step]
         if weights:
-            groups = candidate["apart"][key_of(*weights[0])]
+            groups = candidate["copy groups"][key_of(*weights[0])]
             condition = "with equal gradients, " if step in candidate["recorded"] else ""
             rank_groups = " and ".join(numbered("rank", group) for group in groups[:2])
             more = and_more(weights, phrase=" (and in {} more)")

@@ -76,7 +76,7 @@ def _cost(verdict: Verdict, seconds: float) -> str:
     comparisons = verdict.comparisons
     numbers = sum(comparison.reference.facts.get("numbers", 0) for comparison in comparisons)
     traces = [trace for comparison in comparisons for trace in comparison.sides]
-    inner = sum(trace.facts["all seconds"] for trace in traces)
+    inner = sum(trace.facts["seconds"] for trace in traces)
     quantities = sum(len(comparison.distances) for comparison in comparisons)
     memory = gigabytes(max(verdict.reference.memory, verdict.candidate.memory))
     return (

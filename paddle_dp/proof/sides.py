@@ -70,7 +70,7 @@ class Side:
 
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
-        self.failed: str | None = self.facts["wide"]  # the reason if there is no trace in float64
+        self.failed: str | None = self.facts["failed"]  # the reason if there is no trace in float64
         # The causes of a difference from one process: a sentence each, with the remedy.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]

@@ -115,17 +115,17 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
     side = RecordedSide(recipe, options)
-    facts: dict[str, Any] = {"wide": options.get("failed")}
+    facts: dict[str, Any] = {"failed": options.get("failed")}
     if options.get("wide", True):
         try:
-            side.run("wide", Precision(dtype="float64"))
+            side.run("wide")
         except Exception as error:
             if isinstance(error, PaddleDPError) and not isinstance(error, TracingError):
                 raise
-            facts["wide"] = common_failure(error, side.folder, side.mesh.rank, side.mesh.ranks)
-    side.run("own", recipe.train.precision)
+            facts["failed"] = common_failure(error, side.folder, side.mesh.rank, side.mesh.ranks)
+    side.run("own")
     for number, (folder, ranks) in enumerate(options.get("candidates", ())):
-        side.replay(number, Path(folder), ranks, wide=facts["wide"] is None)
+        side.replay(number, Path(folder), ranks, wide=facts["failed"] is None)
         side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
@@ -266,27 +266,28 @@ class RecordedSide:
             self.subset.read.clear()  # drops samples that the loader read ahead
             yield next(loader.read(0, start))
 
-    def run(
-        self, name: str, precision: Precision, follows: Trace | None = None, folder: Path | None = None
-    ) -> None:
-        """Does a run and, on one process, its runs with noise; `folder`: in place of the side's."""
-        begun = time.perf_counter()
+    def _precision(self, name: str) -> Precision:
+        """The precision of a trace: "wide", in float64, or "own", the recipe's."""
+        return Precision(dtype="float64") if name == "wide" else self.recipe.train.precision
+
+    def run(self, name: str, follows: Trace | None = None, folder: Path | None = None) -> None:
+        """Does the run of the trace `name` and, on one process, its runs with noise; `folder`: in place of the side's."""
+        begun, precision = time.perf_counter(), self._precision(name)
         with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
             results = self._watch(name == "wide", sheet.put)
-            seconds = time.perf_counter() - begun
             sheet.group("copy", results.copies)
             sheet.group("output", results.outputs)
             facts = {
-                "rows": results.rows, "places": results.positions, "order": results.order, "recorded": results.recorded,
-                "apart": results.copy_groups, "amiss": results.divergence, "broken": results.broken, "seconds": seconds,
-                "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
-                "numbers": sheet.numbers, "rounded": results.rounded, "layer state": results.layer_state,
-                "evaluated": results.evaluated,
+                "rows": results.rows, "positions": results.positions, "order": results.order,
+                "recorded": results.recorded, "rounded": results.rounded, "evaluated": results.evaluated,
+                "copy groups": results.copy_groups, "divergence": results.divergence, "broken": results.broken,
+                "layer state": results.layer_state, "numbers": sheet.numbers, "dtype": precision.dtype,
+                "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords,
             }  # fmt: skip
             self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
             facts |= self._noise(name == "wide", sheet, results)
-            sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
+            sheet.finish(facts | {"seconds": time.perf_counter() - begun})
 
     def _noise(self, wide: bool, sheet: SheetWriter, results: RunResults) -> dict[str, Any]:
         """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
@@ -314,17 +315,15 @@ class RecordedSide:
         writes to the folder follow<number>."""
         candidate = Trace.read(folder, "own", ranks)
         if candidate is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
-            self.run("own", self.recipe.train.precision, candidate, self.folder / f"follow{number}")
+            self.run("own", candidate, self.folder / f"follow{number}")
 
     def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
         """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: the
         float64 ones, too."""
-        for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
-            if name == "wide" and not wide:
-                continue
+        for name in ("wide", "own") if wide else ("own",):
             candidate = Trace.read(folder, name, ranks)
             if candidate is not None:
-                self.run_settings = RunSettings(precision)
+                self.run_settings = RunSettings(self._precision(name))
                 gc.collect()
                 with SheetWriter(self.folder / f"replay{number}", name, 0) as sheet:
                     replay(self.learner(), candidate, sheet.put, wide=name == "wide")

@@ -11,6 +11,7 @@ from paddle_dp.proof.trace_files import SCORE, Trace, key_of
 from tests.proof.sheets import write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
+FACTS = {"rows": [], "divergence": None, "recorded": [1], "copy groups": {}, "noise": {}}
 
 
 def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, rows=(), **values):
@@ -24,7 +25,7 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, row
         )
     most = {number: np.full(shard.array.shape, noise, "float32") for number, shard in shards.items()}
     facts = {
-        "dtype": dtype, "rows": list(rows), "order": [], "amiss": None, "recorded": [1], "apart": {},
+        "dtype": dtype, "rows": list(rows), "order": [], "divergence": None, "recorded": [1], "copy groups": {},
         "noise": {number: float(np.linalg.norm(array)) for number, array in most.items()},
     }  # fmt: skip
     write_sheet(folder, name, rank, shards, facts, noise=most)
@@ -88,13 +89,13 @@ def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_p
 def test_copies_of_a_weight_that_differ_between_ranks_are_a_difference(part):
     """One process is compared with one copy, which may be right."""
     found = part({"gradient": GRADIENT})
-    found.candidate.facts["apart"] = {key_of("gradient", 1, "w"): [[0], [1]]}
+    found.candidate.facts["copy groups"] = {key_of("gradient", 1, "w"): [[0], [1]]}
     assert found.same  # a gradient that only its owner needs
     row = {"loss": None, "read": [[0, [0, 1]]], "shares": [2]}
     for side in found.sides:
         side.facts["rows"] = [row, row]
     for step, condition in ((1, "with equal gradients, "), (2, "")):
-        found.candidate.facts["apart"] = {key_of("weight", step, "w"): [[0], [1]]}
+        found.candidate.facts["copy groups"] = {key_of("weight", step, "w"): [[0], [1]]}
         first = DifferenceSearch(found, {"data": 2}).first()
         assert not found.same and (first.kind, first.step) == ("update", step)
         assert f"step {step}: {condition}rank 0 and rank 1 hold different weights" in first.sentence
@@ -107,7 +108,7 @@ def test_what_is_constant_in_a_buffer_hides_nothing(tmp_path, value):
     def side(folder, number, other):
         keys = key_of("buffer", 1, "slots"), key_of("buffer", 1, "other")
         arrays = dict(zip(keys, (np.array([value, number, value]), np.array([other])), strict=True))
-        facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": {}}
+        facts = FACTS | {"dtype": "float64"}
         shards = {key: TensorShard.full(key, array) for key, array in arrays.items()}
         write_sheet(tmp_path / folder, "wide", 0, shards, facts)
         return Trace.read(tmp_path / folder, "wide", 1)
@@ -135,7 +136,7 @@ def test_a_large_held_out_number_hides_no_other(tmp_path):
             (key := key_of("evaluation", 0, name)): TensorShard.full(key, np.array([number]))
             for name, number in numbers.items()
         }
-        facts = {"dtype": "float32", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": {}}
+        facts = FACTS | {"dtype": "float32"}
         write_sheet(tmp_path / folder, "own", 0, shards, facts | {"evaluated": 100})
         return Trace.read(tmp_path / folder, "own", 1)
 
@@ -266,7 +267,7 @@ def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, show
     arrays = {key_of("gradient", 1, "w"): one, key_of("gradient", 1, "other"): whole}
     floors = {key_of("gradient", 1, "w"): most}
     norms = {number: float(np.linalg.norm(array)) for number, array in floors.items()}
-    facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": norms}
+    facts = FACTS | {"dtype": "float64", "noise": norms}
     shards = {number: TensorShard.full(number, array) for number, array in arrays.items()}
     write_sheet(tmp_path, "wide", 0, shards, facts, noise=floors)
     trace = Trace.read(tmp_path, "wide", 1)

@@ -62,7 +62,7 @@ def learned(folder, ours, hook=None):
 
 def written(folder, shards, rows=()):
     recorded = list(range(1, len(rows) + 1))
-    facts = {"dtype": "float32", "rows": list(rows), "recorded": recorded, "order": [], "amiss": None}
+    facts = {"dtype": "float32", "rows": list(rows), "recorded": recorded, "order": [], "divergence": None}
     write_sheet(folder, "own", 0, shards, facts)
     return Trace.read(folder, "own", 1)
 
@@ -132,7 +132,7 @@ def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     ours.rate.step()
     recorder.watch(2)
     ours.train_batch(batch(2))
-    facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [2], "order": [], "amiss": None}
+    facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [2], "order": [], "divergence": None}
     write_sheet(tmp_path / "many", "own", 0, shards, facts)
     many = Trace.read(tmp_path / "many", "own", 1)
     again = replayed_in(tmp_path / "replay", learner("sgd"), many)
@@ -150,7 +150,7 @@ def test_a_last_batch_in_which_nothing_counts_leaves_states_to_compare(tmp_path)
     ours.train_batch(batch(1))
     ours.skip_update()
     recorder.states(2)
-    facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [1], "order": [], "amiss": None}
+    facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [1], "order": [], "divergence": None}
     write_sheet(tmp_path / "many", "own", 0, shards, facts)
     many = Trace.read(tmp_path / "many", "own", 1)
     again = replayed_in(tmp_path / "replay", learner("adamw"), many)

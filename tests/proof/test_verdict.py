@@ -35,14 +35,14 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
     row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]], "collected": True}
     rows = [{**row, "loss": loss} for loss in losses]
     facts = {
-        "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
-        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
+        "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "divergence": None,
+        "copy groups": {}, "broken": {}, "positions": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
     }  # fmt: skip
     most = {key_of("gradient", 1, "w"): np.full(3, noise, "float32")}
     facts["noise"] = {number: float(np.linalg.norm(array)) for number, array in most.items()}
     write_sheet(folder, "own", 0, shards, facts, noise=most)
     axes = {"data": 1, "tensor": 1}
-    told = {"wide": None, "rounds_to": None, "differences": list(differences), "axes": axes, "memory": 0}
+    told = {"failed": None, "rounds_to": None, "differences": list(differences), "axes": axes, "memory": 0}
     told["parameters"] = 3
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 1)
@@ -196,7 +196,7 @@ def test_a_step_that_is_not_finite_between_finite_ones_leaves_the_others_compare
 def test_weights_that_ranks_do_not_share_at_the_end_are_named_after_an_earlier_step(tmp_path):
     for late, where in ((1.0, 3), (2.0, 2)):
         found = compared(tmp_path, 0.5, losses=(1.0, 1.0, 1.0))
-        found.native.candidate.facts["apart"] = {key_of("weight", 3, "w"): [[0], [1]]}
+        found.native.candidate.facts["copy groups"] = {key_of("weight", 3, "w"): [[0], [1]]}
         step = found.steps.steps[1]
         found.steps.steps[1] = replace(step, loss=replace(step.loss, many=late))
         assert (found.status, found.first_difference.step) == (1, where)
@@ -232,7 +232,7 @@ def test_the_guard_that_neither_side_has_is_named(tmp_path, guard, said, capsys)
     verdict = compared(tmp_path, 0.5)
     assert as_json(recipe, verdict, 0.0)["without_guard"] == (said or None)
     for part in (verdict.native.reference, verdict.native.candidate):
-        part.facts["all seconds"] = 0.0
+        part.facts["seconds"] = 0.0
     show(recipe, verdict, 0.0)
     told = ", ".join(f"{name}: {value}" for name, value in said.items())
     assert (f"without the recipe's guard: {told}\n" in capsys.readouterr().out) == bool(said)

@@ -19,7 +19,7 @@ def side(folder: Path, gradient: float = 0.5, loss: float = 1.0, second_rank: fl
     for rank, value in enumerate((gradient, second_rank)):
         shard = {key_of("gradient", 1, "w"): TensorShard.full("w", np.array([value, float("nan")]))}
         write_sheet(folder, "own", rank, shard, {"rows": [{"loss": loss}]})
-    told = {"wide": None, "rounds_to": None, "differences": [], "axes": {}, "memory": 0, "parameters": 1}
+    told = {"failed": None, "rounds_to": None, "differences": [], "axes": {}, "memory": 0, "parameters": 1}
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 2)
 
