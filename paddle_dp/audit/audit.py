@@ -10,7 +10,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Script:
         command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
         return run_command(plan, folder, command, variables, self._stalled(folder))
 
-    def _stalled(self, folder: Path) -> Any:
+    def _stalled(self, folder: Path) -> Callable[[], bool]:
         """A function for the supervisor: whether all ranks were silent for longer than their guards allow."""
         began = time.time()
 

@@ -20,14 +20,6 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Began(Event):
-    """The script starts, as `rank` of `ranks`."""
-
-    rank: int
-    ranks: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Seeded(Event):
     """The script has seeded `generator`: "paddle", "numpy" or "random"."""
 
@@ -81,34 +73,22 @@ class Fetched(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassEnded(Event):
-    """A pass ended; `shortened`: the audit ended it, not the data."""
-
-    loader: int
-    number: int
-    shortened: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class OptimizerCreated(Event):
-    """The `optimizer`-th optimizer of this rank, with the digest of each of its parameters."""
+    """An optimizer, with the digest of each of its parameters."""
 
-    optimizer: int
-    kind: str
     parameters: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped(Event):
-    """`paddle.DataParallel` wrapped a model: digests of its parameters before and after its broadcast."""
+    """`paddle.DataParallel` wrapped a model: digests of its parameters `before` its broadcast."""
 
     before: dict[str, str]
-    after: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped(Event):
-    """An optimizer is about to do its `step`-th update (from 1), with these weights.
+    """The `optimizer`-th optimizer of this rank is about to do an update, with these weights.
 
     `batches`: (loader, pass, index) of the batches since the previous update. `missing`: parameters without a gradient.
     `drew`: whether Paddle's generator moved since the first of those batches (by random masks, say). `arrays`: the file
@@ -116,7 +96,6 @@ class Stepped(Event):
     """
 
     optimizer: int
-    step: int
     digests: dict[str, str]
     missing: tuple[str, ...]
     batches: tuple[tuple[int, int, int], ...]
@@ -150,18 +129,16 @@ class BatchNormLayers(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunningMeans(Event):
-    """Digests of the running means of local BatchNorm layers at the end, and the first numbers of each."""
+    """The first numbers of the running means of local BatchNorm layers at the end."""
 
-    digests: dict[str, str]
     means: dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged(Event):
-    """The script called a collective, with a tensor of `shape`; `values` are its first numbers before."""
+    """The script called a collective; `values` are the first numbers of its tensor, before."""
 
     collective: str
-    shape: tuple[int, ...]
     values: tuple[float, ...]
 
 

@@ -16,7 +16,6 @@ from paddle_dp.audit.events import (
     Fetched,
     LoaderCreated,
     PassBegan,
-    PassEnded,
     Seeded,
     Stepped,
     read,
@@ -64,9 +63,9 @@ class Rank:
     def fetched(self) -> dict[tuple[int, int, int], Fetched]:
         return {(batch.loader, batch.number, batch.index): batch for batch in self.events_of(Fetched)}
 
-    @cached_property
-    def shortened(self) -> set[tuple[int, int]]:
-        return {(end.loader, end.number) for end in self.events_of(PassEnded) if end.shortened}
+    def first_pass(self, loader: int) -> list[Fetched]:
+        """The batches that the script got in its first pass over a loader."""
+        return [batch for batch in self.fetched.values() if (batch.loader, batch.number) == (loader, 1)]
 
     @cached_property
     def training(self) -> set[int]:
@@ -111,6 +110,10 @@ class EventTrace:
     def training(self) -> set[int]:
         return set().union(*(rank.training for rank in self.ranks))
 
+    def loader(self, number: int) -> LoaderCreated | None:
+        """The creation of a loader, on the first rank that has it; None if no rank does."""
+        return next((rank.loaders[number] for rank in self.ranks if number in rank.loaders), None)
+
     def orders(self, loader: int, number: int) -> list[Batches | None]:
         """Each rank's batches of one pass; None if it did not begin the pass, or the indices are unknown."""
         begun = [rank.passes.get((loader, number)) for rank in self.ranks]
@@ -124,8 +127,3 @@ class EventTrace:
             if any(update.digests != updates[0].digests for update in updates):
                 return step - 1
         return self.steps
-
-
-def same_loader(trace: EventTrace, loader: int) -> LoaderCreated | None:
-    """The event of a loader on the first rank that has it; None if no rank does."""
-    return next((rank.loaders[loader] for rank in trace.ranks if loader in rank.loaders), None)

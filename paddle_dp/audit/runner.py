@@ -17,11 +17,11 @@ import faulthandler
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.audit.events import Began, Ended, EventJournal
+from paddle_dp.audit.events import Ended, EventJournal
 from paddle_dp.audit.hooks.source_line import nearest
 from paddle_dp.audit.hooks.watch import EnoughRecorded, ScriptMonitor
 from paddle_dp.launch.failures import Failure
@@ -37,10 +37,8 @@ def main() -> None:
     become_rank()
     options: dict[str, Any] = json.loads(os.environ[VARIABLE])
     here = Environment.read()
-    rank, ranks = here.rank, here.ranks
     folder = Path(options["folder"])
-    journal = EventJournal(folder, rank)
-    journal.write(Began(rank=rank, ranks=ranks))
+    journal = EventJournal(folder, here.rank)
     import_paddle()
     faulthandler.enable()
     finish = install(journal, options)
@@ -49,11 +47,11 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if not status:
-        wait_for_ranks(folder, rank, ranks)
+        wait_for_ranks(folder, here.rank, here.ranks)
     os._exit(status)  # threads that the script left running must not delay the audit
 
 
-def install(journal: EventJournal, options: dict[str, Any]) -> Any:
+def install(journal: EventJournal, options: dict[str, Any]) -> Callable[[], None]:
     """Installs the hooks; returns a function to call after the script."""
     from paddle_dp.audit.hooks.collectives import let_fleet_run_alone, watch_collectives
     from paddle_dp.audit.hooks.data import Loaders
@@ -77,7 +75,7 @@ def install(journal: EventJournal, options: dict[str, Any]) -> Any:
     return updates.finish
 
 
-def run(script: str, arguments: Sequence[str], journal: EventJournal, finish: Any) -> int:
+def run(script: str, arguments: Sequence[str], journal: EventJournal, finish: Callable[[], None]) -> int:
     """Runs the script until it ends or the audit has enough; returns the exit status. Records a failure."""
     error = execute([script, *arguments])
     if error is not None and not is_well(error):

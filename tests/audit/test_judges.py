@@ -13,7 +13,6 @@ from paddle.io import DistributedBatchSampler
 
 from paddle_dp.audit.audit import AuditResult
 from paddle_dp.audit.events import (
-    Began,
     Ended,
     EventJournal,
     Exchanged,
@@ -218,7 +217,7 @@ def record(tmp_path):
     def write(*ranks):
         for number, events in enumerate(ranks):
             journal = EventJournal(tmp_path, number)
-            for event in (Began(rank=number, ranks=len(ranks)), *events):
+            for event in events:
                 journal.write(event)
         return EventTrace.read(tmp_path, len(ranks))
 
@@ -235,9 +234,9 @@ def fetched(loader, index, size, number=1, drew=(), states=None):
     return Fetched(loader=loader, number=number, index=index, size=size, **drawn)
 
 
-def stepped(step, digests, batches=((0, 1, 0),), drew=False, missing=()):
+def stepped(digests, batches=((0, 1, 0),), drew=False, missing=()):
     return Stepped(
-        optimizer=0, step=step, digests=digests, missing=missing, batches=batches, drew=drew, scale=1.0, arrays="",
+        optimizer=0, digests=digests, missing=missing, batches=batches, drew=drew, scale=1.0, arrays="",
         where="train.py:30",
     )  # fmt: skip
 
@@ -262,18 +261,18 @@ def test_a_forked_process_writes_nothing(tmp_path):
 
 def test_diverging_weights_are_told_from_the_update_that_did_it(record):
     same, other = {"w": "1", "b": "2"}, {"w": "9", "b": "2"}
-    trace = record([stepped(1, same), stepped(2, same)], [stepped(1, same), stepped(2, other)])
+    trace = record([stepped(same), stepped(same)], [stepped(same), stepped(other)])
     (finding,) = weights(trace).findings
     assert finding.rule == "weights-diverge" and "from update 1 on: 1 of 2" in finding.what
     assert finding.evidence.endswith("w") and finding.where == "train.py:30"
-    assert not weights(record([stepped(1, same)], [stepped(1, same)])).findings
-    (start,) = weights(record([stepped(1, same)], [stepped(1, other)])).findings
+    assert not weights(record([stepped(same)], [stepped(same)])).findings
+    (start,) = weights(record([stepped(same)], [stepped(other)])).findings
     assert start.rule == "weights-differ-at-start"
 
 
 def test_a_gradient_on_one_rank_only(record):
     w = {"w": "1"}
-    (finding,) = weights(record([stepped(1, w)], [stepped(1, w, missing=("w",))])).findings
+    (finding,) = weights(record([stepped(w)], [stepped(w, missing=("w",))])).findings
     assert finding.rule == "gradient-missing" and finding.evidence == "w: none on rank 1"
 
 
@@ -292,7 +291,7 @@ def held_out(orders, events, managed=False, reason="script"):
 
 
 def reduced(*values):
-    return Exchanged(collective="all_reduce", shape=(len(values),), values=values, where="train.py:40")
+    return Exchanged(collective="all_reduce", values=values, where="train.py:40")
 
 
 SHARED = [((0, 2, 4, 6), (8,)), ((1, 3, 5, 7),)]
@@ -342,7 +341,7 @@ def trained(*drawn, seeds=(), order=(), masks=False, states=None):
     events = [Seeded(generator=name, value="1", where="train.py:3") for name in seeds]
     events += [made(8), passed(0, ((0, 1), (2, 3)), drew=order)]
     events += [fetched(0, n, 2, drew=drawn, states=states) for n in range(2)]
-    return [*events, stepped(1, {"w": "1"}, drew=masks)]
+    return [*events, stepped({"w": "1"}, drew=masks)]
 
 
 def drifting(*drawn, **words):
@@ -372,7 +371,7 @@ def test_randomness(record, ranks, expected):
 
 def twice(first, second):
     """A rank's events of two passes."""
-    return [made(4), passed(0, first), fetched(0, 0, 2), stepped(1, {"w": "1"}), passed(0, second, number=2)]
+    return [made(4), passed(0, first), fetched(0, 0, 2), stepped({"w": "1"}), passed(0, second, number=2)]
 
 
 def test_an_order_that_comes_again(record):

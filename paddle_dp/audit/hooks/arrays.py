@@ -78,8 +78,8 @@ def live_parameters() -> dict[str, paddle.Tensor]:
     return {each.name: each for each in gc.get_objects() if isinstance(each, EagerParamBase)}
 
 
-def write_batches(folder: Path, name: str, batches: list[Any]) -> bool:
-    """Writes batches to `name`.npz and `name`.json in `folder`; writes nothing and returns False if too large."""
+def write_batches(folder: Path, name: str, batches: list[Any]) -> None:
+    """Writes batches to `name`.npz and `name`.json in `folder`, or nothing if they are too large."""
     flat = [flatten(batch) for batch in batches]
     arrays = {
         f"{number}.{index}": leaf.numpy() if isinstance(leaf, paddle.Tensor) else leaf
@@ -87,10 +87,9 @@ def write_batches(folder: Path, name: str, batches: list[Any]) -> bool:
         for index, leaf in enumerate(leaves)
     }
     if sum(array.nbytes for array in arrays.values()) > MAX_BATCH_BYTES:
-        return False
+        return
     np.savez(folder / f"{name}.npz", **arrays)
     (folder / f"{name}.json").write_text(json.dumps([structure for structure, _ in flat]))
-    return True
 
 
 def read_batches(folder: Path, name: str) -> list[tuple[Structure, list[np.ndarray]]]:

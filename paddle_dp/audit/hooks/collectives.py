@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
@@ -20,6 +19,7 @@ from paddle_dp.audit.hooks.source_line import here
 from paddle_dp.audit.hooks.watch import wrap
 
 SHOWN = 4  # numbers of a tensor that are recorded
+MAX_SIZE = 1 << 16  # elements of a tensor of which numbers are recorded
 # name of a collective: position of its input tensor among the arguments
 INPUT = {
     "all_reduce": 0, "reduce": 0, "broadcast": 0, "all_gather": 1, "all_gather_object": 1, "reduce_scatter": 0,
@@ -60,8 +60,7 @@ def _note_collective(
     **kwargs: Any,
 ) -> Any:
     payload = _input(position, args, kwargs)
-    shape, values = _numbers(payload)
-    journal.write(Exchanged(collective=name, shape=shape, values=values, where=here()))
+    journal.write(Exchanged(collective=name, values=_first_numbers(payload), where=here()))
     if not alone:
         return collective(*args, **kwargs)
     if name.startswith("all_gather"):
@@ -78,11 +77,8 @@ def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return kwargs.get("tensor", kwargs.get("obj"))
 
 
-def _numbers(payload: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    if not isinstance(payload, paddle.Tensor) or not payload._is_initialized():
-        return (), ()
-    shape = tuple(payload.shape)
-    if int(np.prod(shape)) > 1 << 16:
-        return shape, ()
-    values = payload.detach().astype("float64").numpy().reshape(-1)[:SHOWN]
-    return shape, tuple(map(float, values))
+def _first_numbers(payload: Any) -> tuple[float, ...]:
+    """The first numbers of a tensor; none of one that is large."""
+    if not isinstance(payload, paddle.Tensor) or not payload._is_initialized() or payload.size > MAX_SIZE:
+        return ()
+    return tuple(map(float, payload.detach().astype("float64").numpy().reshape(-1)[:SHOWN]))

@@ -17,7 +17,7 @@ import paddle
 from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
-from paddle_dp.audit.events import Batches, Fetched, LoaderCreated, PassBegan, PassEnded
+from paddle_dp.audit.events import Batches, Fetched, LoaderCreated, PassBegan
 from paddle_dp.audit.hooks import generators
 from paddle_dp.audit.hooks.arrays import crc, flatten
 from paddle_dp.audit.hooks.source_line import called_by, caller, here
@@ -149,14 +149,13 @@ class Pass:
 
     def __next__(self) -> Any:
         self.watch.check()
-        shortened = self._has_enough and not self._go_to_last()
-        if self.over or shortened:
-            self._end(shortened)
+        if self.over or (self._has_enough and not self._go_to_last()):
+            self._end()
             raise StopIteration
         try:
             data = next(self.inner)
         except StopIteration:
-            self._end(False)
+            self._end()
             raise
         self._note(data)
         return data
@@ -198,7 +197,7 @@ class Pass:
             rows=() if known else rows(data), drew=drew, states=states, where=here(),
         ))  # fmt: skip
 
-    def _end(self, shortened: bool) -> None:
+    def _end(self) -> None:
         if self.over:
             return
         self.over = True
@@ -206,9 +205,6 @@ class Pass:
             self.watch.forget(self.loader_number, self.number)
         if self.watch.done > self.steps:
             self.loaders.training[self.loader_number] = self.loaders.training.get(self.loader_number, 0) + 1
-        self.watch.journal.write(
-            PassEnded(loader=self.loader_number, number=self.number, shortened=shortened)
-        )
 
 
 def size(data: Any) -> int:

@@ -36,7 +36,6 @@ class Updates:
     def __init__(self, watch: ScriptMonitor, on_step: Callable[[Any, list[Any]], bool] | None = None):
         self.watch, self.on_step = watch, on_step
         self.optimizers: list[Any] = []
-        self.steps: list[int] = []
         self.local_gradients: dict[str, np.ndarray] = {}
         self.hooked: set[int] = set()  # ids of the parameters with a hook
         self.norms: list[Any] = []
@@ -77,8 +76,7 @@ class Updates:
     def _wrapped(self, init: Original, wrapper: Any, layers: Layer, *args: Any, **kwargs: Any) -> None:
         before = arrays.digests(layers.parameters())
         init(wrapper, layers, *args, **kwargs)
-        after = arrays.digests(layers.parameters())
-        self.watch.journal.write(events.Wrapped(before=before, after=after, where=here()))
+        self.watch.journal.write(events.Wrapped(before=before, where=here()))
 
     def _unscaled(self, unscale: Original, scaler: Any, optimizer: Any) -> Any:
         if scaler._enable:
@@ -92,15 +90,12 @@ class Updates:
         parameters = parameters_of(optimizer)
         self.every = max(self.every, arrays.stride(parameters))
         self.optimizers.append(optimizer)
-        self.steps.append(0)
         for parameter in parameters:
             if id(parameter) not in self.hooked and not parameter.stop_gradient:
                 self.hooked.add(id(parameter))
                 parameter.register_hook(self._gradient_hook(parameter))
-        self.watch.journal.write(events.OptimizerCreated(
-            optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
-            parameters=arrays.digests(parameters), where=here(),
-        ))  # fmt: skip
+        created = events.OptimizerCreated(parameters=arrays.digests(parameters), where=here())
+        self.watch.journal.write(created)
 
     def _gradient_hook(self, parameter: Any) -> Callable[[Any], None]:
         """A hook that accumulates local gradients as Paddle does, between calls of clear_grad()."""
@@ -134,13 +129,12 @@ class Updates:
         if self.on_step is not None:
             self.on_step(optimizer, parameters)
             return
-        self.steps[number] += 1
         watch.done += 1
         name = self._record(parameters) if watch.record_next else ""
         watch.record_next = False
         drew = bool(watch.window) and watch.states_at_window != generators.states()["paddle"]
         watch.journal.write(events.Stepped(
-            optimizer=number, step=self.steps[number], digests=arrays.digests(parameters),
+            optimizer=number, digests=arrays.digests(parameters),
             missing=tuple(each.name for each in parameters if gradient_of(each) is None), drew=drew,
             batches=tuple((batch.loader, batch.number, batch.index) for batch in watch.window),
             scale=self.scale, arrays=name, where=here(),
@@ -175,10 +169,8 @@ class Updates:
         np.savez(self.watch.folder / f"{name}.npz", **first_numbers)  # type: ignore[arg-type]
         self.watch.journal.write(events.FinalWeights(digests=arrays.digests(parameters), arrays=name))
         means = {layer.full_name(): layer._mean for layer in self.norms}
-        self.watch.journal.write(events.RunningMeans(
-            digests=arrays.digests(means.values()),
-            means={key: tuple(map(float, arrays.numbers(mean)[:MEANS])) for key, mean in means.items()},
-        ))  # fmt: skip
+        first_means = {key: tuple(map(float, arrays.numbers(mean)[:MEANS])) for key, mean in means.items()}
+        self.watch.journal.write(events.RunningMeans(means=first_means))
 
 
 def _subclasses(kind: type[Any]) -> list[type[Any]]:

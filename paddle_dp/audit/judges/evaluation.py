@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, Ended, Exchanged, LoaderCreated, PassBegan, Stepped
 from paddle_dp.audit.finding import AuditFinding, ReportSection
-from paddle_dp.audit.records import EventTrace, Rank, same_loader
+from paddle_dp.audit.records import EventTrace, Rank
 from paddle_dp.text import few, plural
 
 GATHERS = ("all_gather", "all_gather_object", "gather")
@@ -16,18 +16,18 @@ GATHERS = ("all_gather", "all_gather_object", "gather")
 def evaluation(trace: EventTrace) -> ReportSection:
     coverage, findings = [], []
     for loader in sorted({pass_key[0] for rank in trace.ranks for pass_key in rank.passes} - trace.training):
-        loader_event, orders = same_loader(trace, loader), trace.orders(loader, 1)
+        loader_event, orders = trace.loader(loader), trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
         if loader_event is None or not known:
             continue
-        managed = trace.ranks[0].passes[loader, 1].managed if (loader, 1) in trace.ranks[0].passes else False
         coverage.append(
             f"{loader_event.samples} samples ({loader_event.dataset}) on {plural(len(known), 'rank')}"
         )
         if len(known) == len(trace.ranks) > 1:
+            begun = trace.ranks[0].passes[loader, 1]
             findings += [
-                *_reads(trace, loader_event, known, managed),
-                *_numbers(trace, loader_event, known, managed),
+                *_reads(trace, loader_event, begun, known),
+                *_numbers(trace, loader_event, begun, known),
             ]
     if not coverage:
         coverage = ["no loader was read without training"]
@@ -40,7 +40,7 @@ def evaluation(trace: EventTrace) -> ReportSection:
 
 
 def _reads(
-    trace: EventTrace, loader_event: LoaderCreated, orders: list[Batches], managed: bool
+    trace: EventTrace, loader_event: LoaderCreated, begun: PassBegan, orders: list[Batches]
 ) -> Iterator[AuditFinding]:
     """Findings for held-out samples that are read twice or never; every rank reading all of them is no mistake."""
     reads = [[index for batch in order for index in batch] for order in orders]
@@ -49,8 +49,7 @@ def _reads(
     counts = Counter(index for each in reads for index in each)
     twice = sorted(index for index, count in counts.items() if count > 1)
     never = sorted(set(range(loader_event.samples or 0)) - counts.keys())
-    begun = trace.ranks[0].passes[loader_event.loader, 1]
-    if twice and not managed:
+    if twice and not begun.managed:
         gathered = any(
             event.collective in GATHERS for event in window(trace.ranks[0], loader_event.loader)[0]
         )
@@ -72,17 +71,17 @@ def _reads(
 
 
 def _numbers(
-    trace: EventTrace, loader_event: LoaderCreated, orders: list[Batches], managed: bool
+    trace: EventTrace, loader_event: LoaderCreated, begun: PassBegan, orders: list[Batches]
 ) -> Iterator[AuditFinding]:
     """Findings on the combination of the ranks' numbers."""
     shares = [sum(map(len, order)) for order in orders]
-    if managed or all(share == loader_event.samples for share in shares):
+    if begun.managed or all(share == loader_event.samples for share in shares):
         return
     windows = [window(rank, loader_event.loader) for rank in trace.ranks]
-    begun = trace.ranks[0].passes[loader_event.loader, 1]
     if not all(closed for _, closed in windows):
         return
     exchanged = [[event for event in events if event.collective != "barrier"] for events, _ in windows]
+    read = [sum(batch.size for batch in rank.first_pass(loader_event.loader)) for rank in trace.ranks]
     if not any(exchanged):
         yield AuditFinding(
             rule="evaluation-not-combined", severity="fault", where=begun.where,
@@ -90,8 +89,7 @@ def _numbers(
             evidence=f"rank 0 reads {shares[0]} of {loader_event.samples} samples, and no collective follows",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
-    elif len(set(shares)) > 1 and (values := _means(trace, loader_event, exchanged)):
-        read = [_samples_read(rank, loader_event.loader) for rank in trace.ranks]
+    elif len(set(shares)) > 1 and (values := _means(exchanged, read)):
         plain = sum(values) / len(values)
         right = sum(v * n for v, n in zip(values, read, strict=True)) / sum(read)
         yield AuditFinding(
@@ -103,24 +101,18 @@ def _numbers(
         )  # fmt: skip
 
 
-def _means(trace: EventTrace, loader_event: LoaderCreated, exchanged: list[list[Exchanged]]) -> list[float]:
-    """The ranks' reduced numbers, if they are means without a count of samples."""
+def _means(exchanged: list[list[Exchanged]], read: list[int]) -> list[float]:
+    """The ranks' reduced numbers, if they are means without a count of the samples that each rank has `read`."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]
     if not all(reduced):
         return []
-    read = [float(_samples_read(rank, loader_event.loader)) for rank in trace.ranks]
     values = [[value for event in events for value in event.values] for events in reduced]
     counted = all(n in rank_values for n, rank_values in zip(read, values, strict=True))
     first = [rank_values[0] for rank_values in values]
     are_integers = all(value == int(value) for value in first if value == value and abs(value) < 1e15)
     return [] if counted or are_integers else first
-
-
-def _samples_read(rank: Rank, loader: int) -> int:
-    """The number of samples that the script got in the first pass."""
-    return sum(batch.size for batch_key, batch in rank.fetched.items() if batch_key[:2] == (loader, 1))
 
 
 def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import OptimizerCreated, Seeded, Wrapped
 from paddle_dp.audit.finding import AuditFinding, ReportSection
-from paddle_dp.audit.records import EventTrace, Rank, same_loader
+from paddle_dp.audit.records import EventTrace, Rank
 from paddle_dp.text import few, plural
 
 CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "random": "random.seed(seed)"}
@@ -57,7 +57,7 @@ def earliest(rank: Rank) -> dict[str, str]:
 
 def _order(trace: EventTrace) -> Iterator[AuditFinding]:
     for loader in sorted(trace.training):
-        begun, loader_event = trace.ranks[0].passes.get((loader, 1)), same_loader(trace, loader)
+        begun, loader_event = trace.ranks[0].passes.get((loader, 1)), trace.loader(loader)
         if begun is None or loader_event is None:
             continue
         unseeded = [name for name in begun.drew if name not in trace.ranks[0].seeded]
@@ -75,8 +75,8 @@ def _order(trace: EventTrace) -> Iterator[AuditFinding]:
 def _data(trace: EventTrace) -> Iterator[AuditFinding]:
     """Findings on random numbers drawn while data is read, mostly for augmentation."""
     for loader in sorted(trace.training):
-        loader_event = same_loader(trace, loader)
-        batches = [[b for at, b in rank.fetched.items() if at[:2] == (loader, 1)] for rank in trace.ranks]
+        loader_event = trace.loader(loader)
+        batches = [rank.first_pass(loader) for rank in trace.ranks]
         drew = {name for each in batches[0] for name in each.drew}
         for name in sorted(drew & {"numpy", "random"}):
             if loader_event is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, LoaderCreated
 from paddle_dp.audit.finding import AuditFinding, ReportSection
-from paddle_dp.audit.records import EventTrace, same_loader
+from paddle_dp.audit.records import EventTrace
 from paddle_dp.text import few, plural
 
 REMEDY = (
@@ -19,13 +19,13 @@ def samples(trace: EventTrace) -> ReportSection:
     """Judges the reads of each training loader, by index, or by content for a stream."""
     coverage, findings = [], []
     for loader in sorted(trace.training):
-        loader_event = same_loader(trace, loader)
+        loader_event = trace.loader(loader)
         orders = trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
         if loader_event is None:
             continue
         if len(known) < len(orders):
-            rows = [_rows(trace, rank, loader) for rank in range(len(trace.ranks))]
+            rows = [[row for batch in rank.first_pass(loader) for row in batch.rows] for rank in trace.ranks]
             coverage.append(f"{sum(map(len, rows))} samples of {loader_event.dataset}, by their content")
             findings += [*streams(loader_event, rows)]
             continue
@@ -114,12 +114,6 @@ def _repeated_order(
             evidence=f"both begin with [{few(reads)}] on rank 0, on all {plural(len(first), 'rank')} alike",
             remedy="call batch_sampler.set_epoch(epoch) with the number of the epoch, or seed the order by it",
         )  # fmt: skip
-
-
-def _rows(trace: EventTrace, rank: int, loader: int) -> list[str]:
-    return [
-        row for at, batch in trace.ranks[rank].fetched.items() if at[:2] == (loader, 1) for row in batch.rows
-    ]
 
 
 def streams(loader_event: LoaderCreated, rows: list[list[str]]) -> Iterator[AuditFinding]:
