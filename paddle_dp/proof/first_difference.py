@@ -106,9 +106,7 @@ class DifferenceSearch:
     def _samples(
         self, step: int, reference: dict[str, Any], candidate: dict[str, Any]
     ) -> Iterator[FirstDifference]:
-        description = diagnose.samples(
-            reference["read"][0][1], [(dp_rank, numbers) for dp_rank, numbers in candidate["read"]]
-        )
+        description = diagnose.samples(reference["read"][0][1], candidate["read"])
         if description:
             yield FirstDifference(step, "samples", "", f"step {step}: {description}")
         empty = bool(reference.get("empty"))
@@ -137,7 +135,7 @@ class DifferenceSearch:
     def _output(self, step: int) -> Iterator[FirstDifference]:
         """The first layer, in the order of the forward, with outputs that differ."""
         for name in self.comparison.reference.facts["order"]:
-            for call in range(64):
+            for call in itertools.count():
                 key = key_of("output", step, f"{name}#{call}")
                 reference = self._reference_output(key)
                 if reference is None:

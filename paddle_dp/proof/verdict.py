@@ -24,6 +24,10 @@ from paddle_dp.text import and_more
 
 # Exit statuses. FAILED also means a side that did not run (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
+STATUSES = {
+    "same": SAME, "same at first": PROVES_NOTHING, "proves nothing": PROVES_NOTHING, "different": DIFFERENT,
+    "failed": FAILED,
+}  # fmt: skip
 
 
 @dataclass
@@ -53,23 +57,20 @@ class Verdict:
         return self.status == SAME
 
     @property
-    def status(self) -> int:
-        """The exit status of verify."""
+    def label(self) -> str:
+        """The verdict in a word or two: a key of STATUSES."""
         if not self._alike:
-            return DIFFERENT
+            return "different"
         if self.failed is not None:
-            return FAILED
-        proven = self.learned and self.insensitive is None and self.steps.ended is None
-        return SAME if proven else PROVES_NOTHING
+            return "failed"
+        if not self.learned or self.insensitive is not None:
+            return "proves nothing"
+        return "same" if self.steps.ended is None else "same at first"
 
     @property
-    def label(self) -> str:
-        """The verdict in a word or two: `same`, `same at first`, `different`, `proves nothing` or `failed`."""
-        if self.status == PROVES_NOTHING and self.learned and self.insensitive is None:
-            return "same at first"
-        return {SAME: "same", DIFFERENT: "different", PROVES_NOTHING: "proves nothing", FAILED: "failed"}[
-            self.status
-        ]
+    def status(self) -> int:
+        """The exit status of verify."""
+        return STATUSES[self.label]
 
     @property
     def failed(self) -> str | None:
@@ -153,12 +154,6 @@ class Verdict:
     def _cause_is_known(self) -> bool:
         dependence = self.reference.facts.get("dependence")
         return bool(dependence or self.layer_state_difference or self.candidate.differences)
-
-    @property
-    def r(self) -> float:
-        """The largest of all judged distances, in units of one process's noise."""
-        by_kind = [summary.worst.r for comparison in self.comparisons for summary in comparison.summaries]
-        return max([*by_kind, *(step.r for step in self.steps.steps), self.steps.weights.r])
 
     @property
     def sentences(self) -> list[str]:
