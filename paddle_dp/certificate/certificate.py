@@ -22,6 +22,7 @@ from paddle_dp.certificate.verified import ProofSearch, now
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
+from paddle_dp.data.fingerprint import single_samples
 from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.identity.facts import RunSignature, recipe_facts
 from paddle_dp.learner import Learner
@@ -203,8 +204,7 @@ def data_digests(data: Mapping[str, Any]) -> Content:
     """{split: number of samples, their fingerprint (data.fingerprint), digest of the samples that are always read}."""
     table = {}
     for split, facts in data.items():
-        first = {key: text for key, text in facts["read"].items() if key.startswith("sample ")}
-        table[split] = {**facts, "digest": digest_of([facts["samples"], first])}
+        table[split] = {**facts, "digest": digest_of([facts["samples"], single_samples(facts["read"])])}
     return table
 
 

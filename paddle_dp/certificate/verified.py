@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import disk, json_codec
-from paddle_dp.data.fingerprint import common
+from paddle_dp.data.fingerprint import common, single_samples
 from paddle_dp.identity.facts import Facts, RunSignature, are_same, callback_facts, packages, recipe_facts
 from paddle_dp.identity.same_run import data_changes, is_path
 from paddle_dp.identity.source_code import MODULE_PREFIX, module_code, recipe_code
@@ -74,8 +74,9 @@ def keep(recipe: Recipe, status: int, record: VerdictRecord) -> str:
 def verdict_record(facts: Facts, data: Mapping[str, Any]) -> VerdictRecord:
     """The record of a verdict on these facts and `data`, {"train": {"samples", "read"}}, as JSON values. `verify` adds
     its result: "recipe", "steps", "rehearsed"."""
-    first = {key: text for key, text in data["train"]["read"].items() if key.startswith("sample ")}
-    text = json.dumps([facts, data["train"]["samples"], first], sort_keys=True, default=str)
+    train = data["train"]
+    identity = [facts, train["samples"], single_samples(train["read"])]
+    text = json.dumps(identity, sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return {"format": FORMAT, "key": key, "date": now(), "facts": dict(facts), "data": dict(data)}
 

@@ -69,6 +69,11 @@ def common(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     ]
 
 
+def single_samples(read: Mapping[str, str]) -> dict[str, str]:
+    """The texts of the single samples of a fingerprint, which every process reads, however slow."""
+    return {key: text for key, text in read.items() if key.startswith("sample ")}
+
+
 def order(samples: int) -> Iterator[Indices]:
     """Yields groups of indices that together cover every sample: four single ones, the first and the last among them,
     then four or more at a time, spread over the data set by steps of the golden section (Weyl's sequence).
