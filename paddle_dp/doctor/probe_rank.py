@@ -87,7 +87,7 @@ def rates(request_text: str) -> Report:
 
 
 class CallTimer:
-    """Times a call in timer. `together`: all ranks do so at once, and the slowest rank's time counts."""
+    """Times calls. `together`: all ranks do so at once, and the slowest rank's time counts."""
 
     def __init__(self, mesh: Mesh):
         self.mesh, self.together = mesh, False

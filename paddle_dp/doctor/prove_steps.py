@@ -294,8 +294,8 @@ def _train(bench: Bench, name: str, *arguments: str, kill: bool = False) -> Chil
     return bench.verb("train", RECIPE, *settings, *ranks, *arguments, **DETERMINISTIC)
 
 
-def last_digests(attempt: dict[str, Any]) -> dict[str, str]:
-    """Returns the digests of model and optimizer in the attempt's last checkpoint."""
+def last_digests(attempt: dict[str, Any]) -> dict[str, Any]:
+    """Returns the step of the attempt's last checkpoint, and its digests of model and optimizer."""
     saved = attempt["saved"][-1]
     return {"step": saved["step"], "model": saved["model"], "optimizer": saved["optimizer"]}
 

@@ -97,15 +97,15 @@ class RehearsalMonitor(Callback):
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     """Rehearses this side, on every rank, and writes rehearsal.json to options["trace"].
 
-    options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
-    weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
+    options["ranks"] is the larger side's number of ranks. One process, options["alone"], trains without interruption,
+    and again with weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
     (options["candidates"], [folder, ranks] each) it makes its updates with theirs, and writes to follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
-    alone = options.get("alone", joined.ranks == 1)
-    rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"], alone)
-    if not alone:
+    spec = replace(setup(recipe), folder=folder / "run")
+    rehearsal = Rehearsal(spec, joined, options["ranks"], options["alone"])
+    if not rehearsal.is_alone:
         results = rehearsal.interrupted()
         if joined.is_main:
             _write(folder, results)

@@ -100,9 +100,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", two steps in float64; "failed", the reason against it, if some ranks
     failed there (proof.sides); "measure_memory" of each rank; "rehearse", the training afterwards (proof.rehearsal);
-    "start", the path of a checkpoint that replaces the initial state. For one process: "alone": True, "candidates", the
-    sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their
-    tensor axes. "patch": "module:function", called first.
+    "start", the path of a checkpoint that replaces the initial state; "alone", whether this is the one process. For that:
+    "candidates", the sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest
+    degree of their tensor axes. "patch": "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
@@ -112,7 +112,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     # have their full size: the same sampler cuts a ramp's.
     train = replace(recipe.train, batch_ramp=None)
     recipe = recipe.model_copy(update={"guard": Guard(), "train": train})
-    if options.get("alone"):  # a callback may require a layout, which the ranks have checked
+    if options["alone"]:  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
     side = RecordedSide(recipe, options)
     facts: dict[str, Any] = {"failed": options.get("failed")}
@@ -129,7 +129,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
-    if not options.get("alone"):
+    if not options["alone"]:
         facts["verdict record"] = side.verdict_record(full)
     if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(facts))
@@ -172,7 +172,7 @@ class RecordedSide:
             self.subset.dataset, train.batch, seed=train.seed, drop_last=train.drop_last
         )
         self.run_settings = RunSettings(recipe.train.precision)
-        self.alone = bool(options.get("alone", joined.ranks == 1))
+        self.alone: bool = options["alone"]
         splits = {"train": self.subset, "test": evaluated_samples(recipe, options["ranks"], joined)}
         read: dict[str, Any] = {"dataset": splits.__getitem__, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
@@ -271,7 +271,7 @@ class RecordedSide:
         return Precision(dtype="float64") if name == "wide" else self.recipe.train.precision
 
     def run(self, name: str, follows: Trace | None = None, folder: Path | None = None) -> None:
-        """Does the run of the trace `name` and, on one process, its runs with noise; `folder`: in place of the side's."""
+        """Does the run of a trace and, on one process, its runs with noise; `folder`: in place of the side's."""
         begun, precision = time.perf_counter(), self._precision(name)
         with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)

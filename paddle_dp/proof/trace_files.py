@@ -45,8 +45,8 @@ def key_of(kind: str, step: int, name: str) -> str:
 
 
 def numbers_of(row: Mapping[str, Any]) -> list[str]:
-    """The names of the numbers in a step's row that both sides have: `loss`, `gradient_norm`, and `score NAME` of each
-    score; empty for a step that was not read."""
+    """The names of the compared numbers in a step's row: `loss`, `gradient_norm`, and `score NAME` of each score; empty
+    for a step that was not read."""
     return [
         name
         for name, value in row.items()

@@ -62,6 +62,7 @@ def _compare(case: Any, folder: Path, ranks: int) -> None:
 
     steps = getattr(case, "steps", 4)
     asked: dict[str, Any] = {"steps": steps, "ranks": case.setting.ranks, "trace": str(folder / "trace")}
+    asked["alone"] = ranks == 1
     beside = folder.parents[1] / str(case.setting.ranks) / folder.name / "trace"  # the ranks go first
     if ranks == 1 and (beside / "side.json").exists():
         asked["candidates"] = [[str(beside), case.setting.ranks]]
@@ -71,7 +72,7 @@ def _compare(case: Any, folder: Path, ranks: int) -> None:
 def _rehearse(case: Any, folder: Path, ranks: int) -> None:
     from paddle_dp.proof.rehearsal import rehearse
 
-    asked = {"ranks": case.setting.ranks, "trace": str(folder / "trace")}
+    asked = {"ranks": case.setting.ranks, "trace": str(folder / "trace"), "alone": ranks == 1}
     rehearse(_recipe(case, folder, ranks), asked)
 
 
