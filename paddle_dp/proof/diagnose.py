@@ -168,6 +168,13 @@ def loss(reference: float, candidate: float, degrees: Degrees) -> str:
     return f"loss is {candidate:.9g}, one process's {reference:.9g} ({candidate - reference:+.1e})"
 
 
+def missing(side: str) -> str:
+    """A phrase on a quantity that `side` lacks: "one", one process, or "many", the ranks."""
+    if side == "many":
+        return "is there on one process, and on no rank"
+    return "is there on ranks, and not on one process"
+
+
 def unequal_shares(shares: Sequence[int]) -> str:
     """The likely mistake if steps with equal shares agree and steps with unequal ones do not."""
     return (

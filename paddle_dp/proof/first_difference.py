@@ -95,8 +95,10 @@ class DifferenceSearch:
         )
 
     def _evaluation(self, distance: QuantityDistance) -> str:
-        name, description = distance.quantity.name, _missing(distance.missing) if distance.missing else ""
-        if not distance.missing:
+        name = distance.quantity.name
+        if distance.missing:
+            description = diagnose.missing(distance.missing)
+        else:
             key = key_of(*distance.quantity)
             reference, candidate = (float(side.array(key)[0]) for side in self.comparison.sides)
             description = f"is {candidate:.9g}, one process's {reference:.9g}"
@@ -121,7 +123,7 @@ class DifferenceSearch:
         if Key("loss", step, "") not in here:
             return
         if candidate is None:
-            yield FirstDifference(step, "loss", "", f"step {step}: the loss {_missing('many')}")
+            yield FirstDifference(step, "loss", "", f"step {step}: the loss {diagnose.missing('many')}")
         else:
             description = diagnose.loss(reference, candidate, self.degrees) + self._uneven(step)
             yield FirstDifference(step, "loss", "", f"step {step}: {description}")
@@ -228,7 +230,7 @@ class DifferenceSearch:
 
     def _gradient_sentence(self, distance: QuantityDistance) -> str:
         if distance.missing:
-            return _missing(distance.missing)
+            return diagnose.missing(distance.missing)
         key, trace = key_of(*distance.quantity), self.comparison.candidate
         reference, copies = self.comparison.reference.array(key), trace.copies(key)
         if copies and next(iter(copies.values())).shape == reference.shape:
@@ -265,7 +267,7 @@ class DifferenceSearch:
             "state": "optimizer state", "score": "score",
         }  # fmt: skip
         if distance.missing:
-            description = _missing(distance.missing)
+            description = diagnose.missing(distance.missing)
         elif kind == "frozen":
             description = "has moved"
         else:
@@ -281,11 +283,3 @@ def _off_by(c: float, rest: float) -> str:
     if np.isnan(c):
         return "is not one process's"
     return f"is {c:.6g} × one process's" + (f" and {min(rest, 1):.1e} something else" if rest > 1e-12 else "")
-
-
-def _missing(side: str) -> str:
-    return (
-        "is there on one process, and on no rank"
-        if side == "many"
-        else "is there on ranks, and not on one process"
-    )

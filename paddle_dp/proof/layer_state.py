@@ -15,6 +15,7 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.learner import Learner
 from paddle_dp.proof.record import running_statistics
+from paddle_dp.proof.trace_files import MODEL_LAYER
 
 _DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
 
@@ -47,7 +48,7 @@ class LayerStateChanges:
 
     def _state(self) -> dict[str, Any]:
         """The state by name: attributes, hooks and modes of the layers and the loss, variables of their modules."""
-        owners = [(name or "the model", layer) for name, layer in self._layers]
+        owners = [(name or MODEL_LAYER, layer) for name, layer in self._layers]
         if self._loss is not None and not any(self._loss is layer for _, layer in owners):
             owners.append(("the loss", self._loss))
         state: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.proof import diagnose
 from paddle_dp.proof.tolerance import EPS, LARGEST_R, least_of_a_score, unit_of
 from paddle_dp.proof.trace_files import SCORE
 from paddle_dp.text import and_more
@@ -59,11 +60,9 @@ class RehearsalComparison:
         for n, (reference, candidate) in enumerate(self._steps()):
             step, noisy = reference["step"], [run["rows"][n] for run in self.reference["noise"]]
             for name in _missing_numbers(reference, candidate):
-                sides = (
-                    "one process, and on no rank" if name in reference else "ranks, and not on one process"
-                )
-                label = NUMBER_NAMES.get(name, name)
-                yield RehearsalDifference(step, "loss", f"step {step}: the {label} is there on {sides}")
+                description = diagnose.missing("many" if name in reference else "one")
+                sentence = f"step {step}: the {NUMBER_NAMES.get(name, name)} {description}"
+                yield RehearsalDifference(step, "loss", sentence)
             for name in _common_numbers(reference, candidate):
                 more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
                 if name.startswith(SCORE):

@@ -139,25 +139,24 @@ class StepComparison:
         return any(bool(np.any((before != after) & (counts | np.isfinite(after)))) for before, after in pairs)
 
     def _step(self, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Step:
-        eps = EPS[self.dtype]
         return Step(
             number=number,
             shares=tuple(candidate["shares"]),
-            loss=self._pair("loss", number, reference, candidate, arithmetic_eps(self.dtype)),
-            gradient_norm=self._pair("gradient_norm", number, reference, candidate, eps),
+            loss=self._pair("loss", number, reference, candidate),
+            gradient_norm=self._pair("gradient_norm", number, reference, candidate),
             scores={
-                name.removeprefix(SCORE): self._pair(name, number, reference, candidate, eps)
+                name.removeprefix(SCORE): self._pair(name, number, reference, candidate)
                 for name in dict.fromkeys([*numbers_of(reference), *numbers_of(candidate)])
                 if name.startswith(SCORE)
             },
             empty=bool(reference.get("empty") and candidate.get("empty")),
-            noise_spread=max(self._relative_spread(name, number, eps) for name in ("loss", "gradient_norm")),
+            noise_spread=max(self._relative_spread(name, number) for name in ("loss", "gradient_norm")),
         )
 
-    def _relative_spread(self, quantity: str, number: int, eps: float) -> float:
+    def _relative_spread(self, quantity: str, number: int) -> float:
         """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
         training made small is chaos."""
-        return ratio(self._noise_spread(quantity, eps)[number - 1], self._sizes(quantity)[number - 1])
+        return ratio(self._noise_spread(quantity)[number - 1], self._sizes(quantity)[number - 1])
 
     def _sizes(self, quantity: str) -> list[float]:
         """By step: the largest finite number of one process so far."""
@@ -165,24 +164,19 @@ class StepComparison:
         sizes = [abs(value) if value is not None and np.isfinite(value) else 0.0 for value in values]
         return list(itertools.accumulate(sizes, max))
 
-    def _growth(self, quantity: str, eps: float) -> float:
+    def _growth(self, quantity: str) -> float:
         """The largest growth of the relative drift: a loss that grows from nearly 0 is no growth of its rounding."""
-        pairs = zip(self._noise_spread(quantity, eps), self._sizes(quantity), strict=True)
+        pairs = zip(self._noise_spread(quantity), self._sizes(quantity), strict=True)
         return growth([spread / size for spread, size in pairs if size > 0])
 
     def _pair(
-        self,
-        quantity: str,
-        number: int,
-        reference: Mapping[str, Any],
-        candidate: Mapping[str, Any],
-        eps: float,
+        self, quantity: str, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]
     ) -> Pair:
         """The pair, judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
-        spread = self._noise_spread(quantity, eps)
+        spread = self._noise_spread(quantity)
         next_drift = spread[number] if number < len(spread) else math.inf
         if next_drift == math.inf:  # unknown, or of a run with noise that breaks there
-            next_drift = spread[number - 1] * self._growth(quantity, eps)
+            next_drift = spread[number - 1] * self._growth(quantity)
         next_drift = max(next_drift, spread[number - 1])  # the number may be smaller in the next step
         rounded = 0.0
         if quantity == "gradient_norm":
@@ -195,9 +189,10 @@ class StepComparison:
             many = math.nan  # the ranks read this step's numbers and lack this one
         return Pair(one=math.nan if one is None else one, many=many, drift=drift)
 
-    def _noise_spread(self, quantity: str, eps: float) -> list[float]:
+    def _noise_spread(self, quantity: str) -> list[float]:
         """By step: the largest distance of any run with noise so far, at least one unit in the last place."""
         rows, runs = self.reference.facts["rows"], self.reference.facts["drift"]
+        eps = arithmetic_eps(self.dtype) if quantity == "loss" else EPS[self.dtype]
         first = self.reference.noise(number_key(quantity, 1))
         # The distance is no number if nothing counts in the first batch, or if it overflows.
         worst, drifts = 0.0 if first is None or np.isnan(first[1]) else first[1], []
@@ -236,7 +231,7 @@ class StepComparison:
             noise += float(np.square(most[chosen]).sum())
             size += float(np.square(reference[chosen]).sum())
         floor = unit_of(noise**0.5, size**0.5, arithmetic_eps(self.dtype))
-        next_drift = self.turned * self._growth("loss", arithmetic_eps(self.dtype))
+        next_drift = self.turned * self._growth("loss")
         if self.lost is not None:
             next_drift = float("inf")
         return Pair(one=0.0, many=distance**0.5, drift=next_drift * floor)

@@ -44,7 +44,7 @@ from paddle_dp.proof.record import Put
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.samples import evaluated_samples, first_samples
-from paddle_dp.proof.sides import common_failure
+from paddle_dp.proof.sides import Side, common_failure
 from paddle_dp.proof.trace_files import NoiseFloors, SheetWriter, Trace
 from paddle_dp.proof.watched import RunResults, RunSettings, WatchedRun
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
@@ -100,7 +100,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", two steps in float64; "failed", the reason against it, if some ranks
     failed there (proof.sides); "measure_memory" of each rank; "rehearse", the training afterwards (proof.rehearsal);
-    "start", the path of a checkpoint that replaces the initial state; "alone", whether this is the one process. For that:
+    "start", the path of a checkpoint that replaces the initial state; "alone", whether this is the one process. For it:
     "candidates", the sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest
     degree of their tensor axes. "patch": "module:function", called first.
     """
@@ -125,8 +125,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
             facts["failed"] = common_failure(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own")
     for number, (folder, ranks) in enumerate(options.get("candidates", ())):
-        side.replay(number, Path(folder), ranks, wide=facts["failed"] is None)
-        side.follow(number, Path(folder), ranks)
+        candidate = Side(Path(folder), ranks)
+        side.replay(number, candidate, wide=facts["failed"] is None)
+        side.follow(number, candidate)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
     if not options["alone"]:
@@ -310,21 +311,19 @@ class RecordedSide:
         gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
         return WatchedRun(self, wide, put).run(steps)
 
-    def follow(self, number: int, folder: Path, ranks: int) -> None:
-        """If ranks round their gradients: trains with these, so that each step begins with the ranks' weights, and
-        writes to the folder follow<number>."""
-        candidate = Trace.read(folder, "own", ranks)
-        if candidate is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
-            self.run("own", candidate, self.folder / f"follow{number}")
+    def follow(self, number: int, candidate: Side) -> None:
+        """If the candidate's ranks round their gradients: trains with these, so that each step begins with the ranks'
+        weights, and writes to the folder follow<number>."""
+        if candidate.rounds_to is not None:
+            self.run("own", candidate.trace("own"), self.folder / f"follow{number}")
 
-    def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
-        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: the
-        float64 ones, too."""
+    def replay(self, number: int, candidate: Side, wide: bool) -> None:
+        """Repeats the candidate's updates, without `wide` not those in float64, and writes them to replay<number>."""
         for name in ("wide", "own") if wide else ("own",):
-            candidate = Trace.read(folder, name, ranks)
-            if candidate is not None:
+            ranks_trace = candidate.trace(name)
+            if ranks_trace is not None:
                 self.run_settings = RunSettings(self._precision(name))
                 gc.collect()
                 with SheetWriter(self.folder / f"replay{number}", name, 0) as sheet:
-                    replay(self.learner(), candidate, sheet.put, wide=name == "wide")
+                    replay(self.learner(), ranks_trace, sheet.put, wide=name == "wide")
                     sheet.finish({})
