@@ -111,7 +111,7 @@ class Replay:
             live[name].set_value(tensor.astype(live[name].dtype))
         self.loaded = True
 
-    def on_step(self, optimizer: Any, parameters: list[Any]) -> bool:
+    def on_step(self, parameters: list[Any]) -> None:
         """Saves the gradients of this update instead of doing it, and goes on to the next one."""
         if self.batches or not self.loaded:
             raise JoinError(
@@ -127,7 +127,6 @@ class Replay:
         self.position, self.loaded = self.position + 1, False
         if self.position == len(self.updates):
             self.watch.stop()
-        return True
 
 
 class JoinedBatches:

@@ -33,7 +33,7 @@ Original = Callable[..., Any]
 class Updates:
     """This rank's optimizers, their updates, and the local gradients since the last one."""
 
-    def __init__(self, watch: ScriptMonitor, on_step: Callable[[Any, list[Any]], bool] | None = None):
+    def __init__(self, watch: ScriptMonitor, on_step: Callable[[list[Any]], None] | None = None):
         self.watch, self.on_step = watch, on_step
         self.optimizers: list[Any] = []
         self.local_gradients: dict[str, np.ndarray] = {}
@@ -127,7 +127,7 @@ class Updates:
             if degrees := split_degrees():
                 watch.journal.write(events.ModelSplit(degrees=degrees))
         if self.on_step is not None:
-            self.on_step(optimizer, parameters)
+            self.on_step(parameters)
             return
         watch.done += 1
         name = self._record(parameters) if watch.record_next else ""
