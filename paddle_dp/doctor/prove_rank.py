@@ -2,7 +2,7 @@
 
     python -m paddle_dp.doctor.prove_rank machine FILE
     paddle-dp launch --ranks N -m paddle_dp.doctor.prove_rank exchange FILE
-    python -m paddle_dp.doctor.prove_rank speed FILE KEY=VALUE…
+    python -m paddle_dp.doctor.prove_rank speed FILE RECIPE KEY=VALUE…
 
 Each writes FILE, as JSON. A recipe names `KillRank` as a callback.
 """
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,19 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 MEGABYTES = (1, 16, 64)  # of the tensors that are summed
-RECIPE = "gpt_tiny"
 # Rounds of the step's time, steps of each round, and steps before the first one.
 ROUNDS, STEPS, WARMUP = 15, 20, 20
 
 
 def main() -> None:
     import_paddle()
-    task, file, *overrides = sys.argv[1:]
+    task, file, *arguments = sys.argv[1:]
     if task == "exchange":
         report = exchange("auto", megabytes=MEGABYTES)
         if Environment.read().rank == 0:
             write(file, report)
     else:
-        write(file, machine() if task == "machine" else speed(overrides))
+        write(file, machine() if task == "machine" else speed(*arguments))
 
 
 def write(file: str, report: dict[str, Any]) -> None:
@@ -131,14 +130,14 @@ def commit(folder: Path) -> str | None:
     return done.stdout.strip() if re.fullmatch(r"[0-9a-f]{40}(-dirty)?\n", done.stdout) else None
 
 
-def speed(overrides: Sequence[str]) -> dict[str, Any]:
+def speed(recipe_name: str, *overrides: str) -> dict[str, Any]:
     """Returns the seconds of a step: the trainer's and a bare loop's, in pairs that alternate.
 
     Both have the recipe's model, optimizer, schedule and samples, and read them through the same loader.
     """
     from paddle_dp.recipe import read_recipe, shipped
 
-    recipe = read_recipe(shipped.at_hand(Path(RECIPE)), overrides)
+    recipe = read_recipe(shipped.at_hand(Path(recipe_name)), overrides)
     loops = {"trainer": _trainer(recipe), "bare": _bare(recipe)}
     for run in loops.values():
         run(WARMUP)

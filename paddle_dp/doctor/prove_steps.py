@@ -185,7 +185,7 @@ def speed(bench: Bench) -> Iterator[ProofRow]:
     """Yields a row for the trainer's step and a bare loop, and for samples per second on one rank and on all."""
     sizes = speed_sizes(bench)
     arguments = ("strategy.use=single", f"train.batch={BATCH}", "callbacks=[]", *sizes)
-    result = bench.child(MEASUREMENTS, "speed", "speed.json", *arguments, OMP_NUM_THREADS="1")
+    result = bench.child(MEASUREMENTS, "speed", "speed.json", RECIPE, *arguments, OMP_NUM_THREADS="1")
     if result.status:
         yield failed_row("speed", "a step on 1 rank", result)
     else:
