@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import signal
 import tempfile
@@ -28,9 +29,10 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     with (
         handled_signals((signal.SIGTERM, signal.SIGHUP), raise_ended),
         tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name,
-        (Path(name) / LOCK).open("w") as lock,
+        (Path(name) / f"{LOCK}.new").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, Path(name) / LOCK)  # not before: a `sweep` that can lock it removes the folder
         yield Path(name)
 
 

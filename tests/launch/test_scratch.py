@@ -1,5 +1,6 @@
 """What a command writes on its way is gone when it ends, however it ends."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -57,6 +58,19 @@ def test_what_a_killed_one_left_goes_with_the_next_and_what_is_in_use_stays(tmp_
     with scratch_folder("paddle-dp-test-") as folder:
         assert folder.exists() and not held.exists()
     assert not folder.exists()
+
+
+def test_a_folder_that_is_being_made_is_not_taken_for_a_killed_ones(tmp_path, monkeypatch):
+    lock = fcntl.flock
+
+    def lock_after_a_sweep(file, mode):
+        if mode == fcntl.LOCK_EX:  # another command begins at this moment
+            sweep("paddle-dp-test-", tmp_path)
+        lock(file, mode)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_a_sweep)
+    with scratch_folder("paddle-dp-test-", tmp_path) as folder:
+        assert folder.exists()
 
 
 def test_the_signals_are_what_they_were():
