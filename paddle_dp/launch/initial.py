@@ -21,11 +21,10 @@ def check_load(job: Job, recipe: Recipe) -> None:
     """Raises UsageError for weights that do not exist, or that the new run would move away with its folder."""
     if job.entry_point != "train" or job.resume or recipe.load is None:
         return
-    from paddle_dp.recipe.folder import SIGNS
+    from paddle_dp.recipe.folder import has_run
 
     path = Path(recipe.load.path).expanduser()
-    moves = any((recipe.folder / sign).exists() for sign in SIGNS)
-    if moves and path.resolve().is_relative_to(recipe.folder.resolve()):
+    if has_run(recipe.folder) and path.resolve().is_relative_to(recipe.folder.resolve()):
         raise UsageError(
             f"load.path {path} is in the folder of this run, {recipe.folder}, which a new run moves aside. Choose "
             "another folder for this one with --output-dir DIR."

@@ -13,7 +13,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
 from paddle_dp.errors import CheckpointError
 from paddle_dp.launch.command import Job, typed
 from paddle_dp.launch.memory import newest_generation
-from paddle_dp.recipe.folder import SIGNS, holds
+from paddle_dp.recipe.folder import has_run, holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def next_point(
     except CheckpointError as error:
         report(str(error))
         return ResumePoint(resume="newest", label="the newest checkpoint")
-    is_new = not any((folder / sign).exists() for sign in SIGNS)
+    is_new = not has_run(folder)
     generation, reason = (None, "") if stocks is None or is_new else newest_generation(stocks, memory)
     for path in sorted([*_current_checkpoints(job, saved, began), *in_memory], key=step_of, reverse=True):
         if generation is not None and generation.step > step_of(path):

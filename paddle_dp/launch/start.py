@@ -117,7 +117,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
     """Reads the recipe, which imports the code that it names; runs it after all checks that need no written file."""
     from paddle_dp.recipe import foreign_code
     from paddle_dp.recipe.code import changed
-    from paddle_dp.recipe.folder import SIGNS, release
+    from paddle_dp.recipe.folder import has_run, release
 
     if job.entry_point in RUN_ENTRY_POINTS:
         if foreign := foreign_code(job.recipe, job.all_overrides):
@@ -143,8 +143,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
     check_load(job, recipe)
 
     def opened(goes_on: bool) -> tuple[Plan, Path]:
-        there = any((recipe.folder / sign).exists() for sign in SIGNS)
-        resume = "newest" if goes_on and there else job.resume
+        resume = "newest" if goes_on and has_run(recipe.folder) else job.resume
         return _claimed(replace(plan, memory=memory), recipe.folder, resume)
 
     strategy, spare = recipe.strategy.config, None

@@ -16,7 +16,12 @@ from paddle_dp.errors import UsageError
 LOCK = ".lock"  # held while a job works in the folder; the kernel releases it when the process ends
 _locks: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
 _FILES = (".yaml", ".json", ".jsonl", LOCK)  # names that must be files in a run's folder
-SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
+_SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
+
+
+def has_run(folder: Path) -> bool:
+    """True if a run has written to the folder."""
+    return any((folder / sign).exists() for sign in _SIGNS)
 
 
 def claim(folder: Path, resume: str | None) -> int | None:
@@ -28,7 +33,7 @@ def claim(folder: Path, resume: str | None) -> int | None:
     and as `check_files` does.
     """
     check_files(folder)
-    older = any((folder / sign).exists() for sign in SIGNS)
+    older = has_run(folder)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
         raise UsageError(
             f"{folder} holds no run to resume. Leave --resume out to start one, or name the run's folder: "

@@ -24,7 +24,7 @@ import pytest
 from paddle_dp.checkpoint import UnusableError, check, checkpoints
 from paddle_dp.launch.processes import variable
 from paddle_dp.mesh.heartbeat import VARIABLE, RankStatus, read
-from paddle_dp.recipe.folder import SIGNS
+from paddle_dp.recipe.folder import has_run
 from tests.faults.conftest import Started, is_rank
 from tests.faults.lost import different, train
 
@@ -87,7 +87,7 @@ class Soak:
 
     def _begin(self) -> None:
         attempts = self._attempts()
-        resume = "newest" if any((self.out / sign).exists() for sign in SIGNS) else None
+        resume = "newest" if has_run(self.out) else None
         self.job = self._start(
             "train", recipe=str(RECIPE), overrides=self.overrides, resume=resume,
             output_dir=str(self.out), restarts=20,
