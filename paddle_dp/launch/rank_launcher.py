@@ -21,8 +21,6 @@ from paddle_dp.launch.waiting import launched
 class RankLauncher:
     """Launcher of this node's ranks, for the supervisor; `watch.Launcher` has the same interface for Paddle's."""
 
-    returncode = 0  # the watch knows each rank's exit code
-
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
@@ -43,14 +41,13 @@ class RankLauncher:
         return [each for pid in pids for each in (*descendants(pid), pid) if alive(each)]
 
     def poll(self) -> int | None:
-        """Returns None while a rank lives, then 0. It waits for no rank, so exit codes stay visible in /proc."""
+        """Returns None while a rank lives, then 0: exit codes stay visible in /proc, as it waits for no rank."""
         return 0 if all(exit_of(process.pid)[0] for process in self._ranks.values()) else None
 
-    def wait(self) -> int:
+    def wait(self) -> None:
         """Waits for the ranks; the system then forgets their exit codes."""
         for process in self._ranks.values():
             process.wait()
-        return self.returncode
 
 
 def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:

@@ -234,7 +234,7 @@ class Supervision:
         self._await_ranks(self.outside.signals.times, self._settle())
         if (failed := self._failed()) is not None:
             return failed
-        return Exited(status=0 if self.process.poll() is None else self.process.returncode % 256)
+        return Exited(status=(self.process.poll() or 0) % 256)
 
     def _await_ranks(self, times: int, seconds: float) -> None:
         """Returns when no rank lives, at a signal after the first `times`, or after `seconds`."""

@@ -41,7 +41,7 @@ class Forks:
 
     def __init__(self, waiting: list[Popen[bytes]]):
         self._waiting = waiting
-        self.pid, self.returncode = waiting[0].pid, 0
+        self.pid = waiting[0].pid
         self._ranks = {rank: number for rank, each in enumerate(waiting) if (number := _answer(each))}
 
     def ranks(self) -> Mapping[int, int]:
@@ -55,17 +55,15 @@ class Forks:
     def poll(self) -> int | None:
         """Returns None while every waiting process lives, else an exit status: its rank has ended with it."""
         ended = [code for each in self._waiting if (code := each.poll()) is not None]
-        self.returncode = (128 - ended[0] if ended[0] < 0 else ended[0] or 1) if ended else 0
-        return self.returncode or None
+        return (128 - ended[0] if ended[0] < 0 else ended[0] or 1) if ended else None
 
-    def wait(self) -> int:
+    def wait(self) -> None:
         """Makes the waiting processes kill and reap the ranks; no process of them is left afterwards."""
         living = [each for each in self._waiting if each.poll() is None]
         for each in living:
             _write(each, b"\n")
         for each in living:
             _answer(each)
-        return self.returncode
 
 
 class WaitingRanks:

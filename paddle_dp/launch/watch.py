@@ -35,13 +35,11 @@ class Started(Protocol):
 
     @property
     def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int: ...
     def poll(self) -> int | None:
         """Returns the exit status of the ranks' starter; None while it lives."""
 
-    def wait(self) -> int:
-        """Waits for the starter and returns its exit status. Call it when no rank is left."""
+    def wait(self) -> object:
+        """Waits for the starter's end. Call it when no rank is left."""
 
     def ranks(self) -> Mapping[int, int]:
         """Returns the pid of each rank that has started and has not been waited for."""
