@@ -24,9 +24,10 @@ class RankLauncher:
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
-        for local_rank, rank_env in enumerate(environments(plan, variables, attempt)):
+        rank_variables = environments(plan, variables, attempt)
+        for local_rank, (rank, rank_env) in enumerate(zip(plan.numbers, rank_variables, strict=True)):
             with worker_log(attempt, local_rank).open("ab") as log:
-                self._ranks[plan.node * plan.ranks + local_rank] = Popen(
+                self._ranks[rank] = Popen(
                     arguments, env=rank_env, stdin=DEVNULL, stdout=log, stderr=STDOUT, **child_options()
                 )
         self.pid = next(iter(self._ranks.values())).pid
@@ -53,12 +54,11 @@ class RankLauncher:
 def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
     """Returns the variables of each rank of this node, like Paddle's launcher; only workers get devices."""
     launched_envs = launched(plan.ranks, variables, attempt)
-    first, host = plan.node * plan.ranks, "" if plan.meeting is None else plan.meeting.host
     rank_variables = []
     for local_rank, rank_env in enumerate(launched_envs):
         if plan.meeting is not None:
-            endpoint = f"{host}:{rank_env['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
-            number, ranks = str(first + local_rank), str(plan.ranks * plan.nodes)
+            endpoint = f"{plan.meeting.host}:{rank_env['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
+            number, ranks = str(plan.numbers[local_rank]), str(plan.all_ranks)
             rank_env |= {"PADDLE_MASTER": plan.meeting.master, "PADDLE_NNODES": str(plan.nodes)}
             rank_env |= {"PADDLE_TRAINER_ID": number, "PADDLE_GLOBAL_RANK": number}
             rank_env |= {"PADDLE_TRAINERS_NUM": ranks, "PADDLE_GLOBAL_SIZE": ranks}

@@ -104,7 +104,7 @@ class Supervision:
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
         self.watch = RankMonitor(process.ranks)
         self.kernel = KernelKills()
-        self.first_rank = plan.node * plan.ranks
+        self.first_rank = plan.numbers.start
         self._reported_departures = False
         self._stop_requested = False  # the ranks have a signal after which they stop in good order
         self._shown = 0  # bytes of the first rank's log that are on the screen

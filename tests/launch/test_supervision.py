@@ -19,7 +19,7 @@ LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 
 @pytest.fixture
 def supervision(tmp_path):
-    plan = SimpleNamespace(node=0, nodes=1, ranks=2)
+    plan = SimpleNamespace(nodes=1, ranks=2, numbers=range(2))
     process = SimpleNamespace(pid=2**22, poll=lambda: None, ranks=dict)
     made = Supervision(plan, process, tmp_path, "mark", ExternalEvents(signals=Signals()))
     Failure(rank=0, kind="RuntimeError", message=LOST, time=100.0).write(tmp_path)
