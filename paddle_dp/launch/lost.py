@@ -69,7 +69,7 @@ class LostRanks:
         return self._multi_node or any(map(self._is_expendable, others))
 
     def _is_lost(self, departure: Departure) -> bool:
-        is_done = departure.code in (0, None) and self._is_done(departure.rank)
+        is_done = not departure.failed and self._is_done(departure.rank)
         return self._is_expendable(departure.rank) and not is_done
 
     def _is_expendable(self, rank: int) -> bool:

@@ -183,7 +183,7 @@ class Supervision:
 
         The others may wait for them for ever, or not: the supervisor cannot tell.
         """
-        ended_well = [d for d in self.watch.departures.values() if d.code in (0, None)]
+        ended_well = [d for d in self.watch.departures.values() if not d.failed]
         gone = [departure.rank for departure in ended_well if now > departure.time + ALONE]
         if self._reported_departures or not gone or not self.plan.job.script or not self.watch.living:
             return
@@ -260,12 +260,9 @@ class Supervision:
         failures += [self._departure_failure(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
         if cause is not None and cause.consequence and self.board is None:
-            for departure in self.watch.departures.values():
-                # None: the launcher saw it first, and its code is lost. Other codes are among `failures`.
-                late = departure.time >= cause.time + SETTLE
-                if departure.code in (0, None) and not late:
-                    cause = self._departure_failure(departure)
-                    break
+            # Ranks that left with 0, or with a code that only the launcher saw; the others are among `failures`.
+            left = [d for d in self.watch.departures.values() if not d.failed and d.time < cause.time + SETTLE]
+            cause = self._departure_failure(left[0]) if left else cause
         consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
         return None if cause is None else Failed(cause=cause, consequences=consequences)
 
@@ -274,7 +271,7 @@ class Supervision:
         if self.board is None:
             return []
         gone, lost = self.watch.departures.values(), self.lost.now()
-        return [d for d in gone if d.code in (0, None) and not self._is_done(d.rank) and d.rank not in lost]
+        return [d for d in gone if not d.failed and not self._is_done(d.rank) and d.rank not in lost]
 
     def _is_done(self, rank: int) -> bool:
         beat = self._beat(rank)

@@ -28,6 +28,11 @@ class Departure:
     time: float
     code: int | None
 
+    @property
+    def failed(self) -> bool:
+        """True if the rank is known to have ended with another code than 0."""
+        return bool(self.code)
+
 
 class Started(Protocol):
     """A job's ranks and their starter: Paddle's launcher (Launcher), waiting processes (waiting.Forks), or the
@@ -152,8 +157,8 @@ class RankMonitor:
 
     @property
     def failed(self) -> list[Departure]:
-        """Ranks known to have ended with another code than 0."""
-        return [departure for departure in self.departures.values() if departure.code]
+        """The ends of ranks that failed."""
+        return [departure for departure in self.departures.values() if departure.failed]
 
     def all_well(self, ranks: int, lost: Container[int] = ()) -> bool:
         """True if all `ranks` have started and ended, each with 0 unless it is `lost`."""
