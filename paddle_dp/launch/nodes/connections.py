@@ -23,7 +23,7 @@ TICK = 0.2  # seconds between two looks
 RETRY_INTERVAL = 0.5  # seconds between two tries to connect
 SILENCE = 20.0  # seconds, until the rendezvous sends another value
 STRANGER = "If another program has this port on node 0's machine, give another one on all nodes."
-INBOX_KINDS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave")
+INBOX_KINDS = ("waits", "prepare", "begin", "judge", "again", "leave")
 ENTRY = 5.0  # seconds for a new connection to join
 BACKLOG = 64  # connections that may be open without having joined; a new one closes the oldest
 LINGER = 3.0  # seconds for the last messages to leave
@@ -157,17 +157,17 @@ class Membership:
         kind = message["say"]
         if kind == "welcome":
             self._silence, self.known, self.connected = float(message["silence"]), True, True
-        elif kind == "begin":
-            self._begun_attempt = int(message["attempt"])
         elif kind == "end":
             self._ended = int(message["attempt"])
         elif kind == "stop":
             self._stops = int(message["attempt"]), str(message["why"])
         elif kind == "told":
             console.write(str(message["words"]))
-        if kind in INBOX_KINDS:
+        elif kind in INBOX_KINDS:
+            if kind == "begin":
+                self._begun_attempt = int(message["attempt"])
             self.inbox.put(message)
-        elif kind not in ("alive", "end", "stop", "told"):
+        elif kind != "alive":
             raise ValueError(kind)
 
 

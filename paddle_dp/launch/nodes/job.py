@@ -190,9 +190,8 @@ class _Node:
 
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
-            "welcome": lambda message: None, "waits": self._waits, "prepare": self._prepare, "begin": self._begin,
-            "judge": self._judge, "again": self._restart, "leave": self._leave, "lost": self._lost,
-            "refused": self._refused,
+            "waits": self._waits, "prepare": self._prepare, "begin": self._begin, "judge": self._judge,
+            "again": self._restart, "leave": self._leave, "lost": self._lost, "refused": self._refused,
         }  # fmt: skip
         while True:
             if self.server is not None and self.server.failure:

@@ -127,7 +127,7 @@ class Rendezvous:
             return f"{here} is here already: give every machine another --node-rank", True
         self.members[member.number] = member
         self._last_attempt = max(self._last_attempt, attempt)
-        self._send(member.number, say="welcome", silence=self.limits.silence, rejoin=self.limits.rejoin)
+        self._send(member.number, say="welcome", silence=self.limits.silence)
         if self.state == "preparing":
             self._enter("gathering")
         elif self.state == "running":

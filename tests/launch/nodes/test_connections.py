@@ -92,7 +92,7 @@ def test_a_node_whose_rendezvous_is_gone_ends_its_attempt_and_comes_back(place):
     server.__exit__()
     assert "closed" in news(nodes[1], "lost")["why"] and nodes[1].must_end()
     place.open()
-    news(nodes[1], "welcome")
+    eventually(lambda: nodes[1].connected)
 
 
 def test_a_node_with_another_secret_is_told_so(place):
