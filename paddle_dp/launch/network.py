@@ -173,7 +173,7 @@ def reserved_ports() -> Iterator[dict[str, str]]:
                 holder.bind(f"\0paddle_dp/ports/{block}")
             except OSError:
                 continue
-            ports = range(FIRST_PORT + block * BLOCK, FIRST_PORT + (block + 1) * BLOCK)
+            ports = _ports(block)
             if all(map(_is_free, ports)):
                 yield {"PORT_RANGE": f"{ports[0]}:{ports[-1]}"}
                 return
@@ -186,8 +186,11 @@ def reserved_ports() -> Iterator[dict[str, str]]:
 
 def free_blocks() -> int:
     """Returns the number of blocks of ports that no program of this machine uses."""
-    starts = range(FIRST_PORT, FIRST_PORT + BLOCK * BLOCKS, BLOCK)
-    return sum(all(map(_is_free, range(start, start + BLOCK))) for start in starts)
+    return sum(all(map(_is_free, _ports(block))) for block in range(BLOCKS))
+
+
+def _ports(block: int) -> range:
+    return range(FIRST_PORT + block * BLOCK, FIRST_PORT + (block + 1) * BLOCK)
 
 
 def free_ports(port_range: str, count: int) -> list[int]:

@@ -46,7 +46,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     ranks, node = job.ranks or 1, job.node_rank or 0
     plan = Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=each.servers)
     if job.devices is not None:
-        devices = _devices(job, job.devices, machine, device, each, plan)
+        devices = _devices(plan, job.devices, device, each)
         ranks = job.ranks or _local_ranks(plan, len(devices) // each.devices)
         return replace(plan, ranks=ranks, devices=devices)
     if device not in ("auto", "cpu") and not (device == machine.kind and machine.devices):
@@ -116,10 +116,9 @@ def check_memory(plan: Plan, available: int | None) -> None:
     )
 
 
-def _devices(
-    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: RankDevices, plan: Plan
-) -> tuple[str, ...]:
-    names = tuple(map(str, devices))
+def _devices(plan: Plan, devices: tuple[int, ...], device: str, each: RankDevices) -> tuple[str, ...]:
+    """Returns the names of `--devices`. Raises UsageError unless they are here and fit the recipe and --ranks."""
+    names, machine, requested = tuple(map(str, devices)), plan.machine, plan.job.ranks
     option, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
     if not names or len(set(names)) < len(names):
         raise UsageError(f"{option}: name each {kind} once, at least one.")
@@ -127,10 +126,10 @@ def _devices(
         raise UsageError(f"{option} names {len(names)}, and {each.fewer}.")
     ranks = len(names) // each.devices
     total = ranks + plan.servers_here
-    if each.known and job.ranks not in (None, total):
+    if each.known and requested not in (None, total):
         servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
-            f"{option} means {plural(ranks, 'rank')}{servers}, but --ranks is {job.ranks}. Leave one of the "
+            f"{option} means {plural(ranks, 'rank')}{servers}, but --ranks is {requested}. Leave one of the "
             "two out."
         )
     if device == "cpu":
