@@ -57,7 +57,7 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
     )
 
 
-def _with(plan: Plan, ranks: int) -> Plan:
+def with_ranks(plan: Plan, ranks: int) -> Plan:
     """Returns the plan reduced to `ranks`."""
     plan = replace(plan, ranks=ranks)
     return replace(plan, devices=plan.devices[: ranks - plan.servers_here])
@@ -84,17 +84,18 @@ class ElasticSize:
         self._from = 0  # length of the history when the last rank was lost
 
     @property
-    def elastic(self) -> bool:
+    def varies(self) -> bool:
+        """True if this machine may have another number of ranks in another attempt."""
         return self.plan.job.least_ranks is not None
 
     def next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
-        if not self.elastic:
+        if not self.varies:
             return self.plan
         self._note_lost(history)
         plan = self.offered()
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
-        return _with(plan, ranks)
+        return with_ranks(plan, ranks)
 
     def choose_offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """Returns the ranks that an attempt takes of the nodes' offers. Raises UsageError if they do not suffice."""
@@ -105,7 +106,7 @@ class ElasticSize:
 
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
-        if self.elastic and self.plan.devices:
+        if self.varies and self.plan.devices:
             machine.ask_paddle.cache_clear()  # a device of a plugin may have gone
         plan = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
@@ -116,7 +117,7 @@ class ElasticSize:
     def offered(self) -> Plan:
         """Returns the plan of as many ranks as are available now, even if the recipe cannot be trained on them."""
         plan = self.plan
-        if not self.elastic:
+        if not self.varies:
             return plan
         if plan.devices:
             chosen, here = plan.job.devices, self.machine().devices
@@ -127,11 +128,11 @@ class ElasticSize:
             there, most = (), plan.ranks - len(self.lost)
         if (allowed := self._allowed()) is not None:
             most = min(most, allowed)
-        return _with(replace(plan, devices=there), max(most, 0))
+        return with_ranks(replace(plan, devices=there), max(most, 0))
 
     def resize(self, plan: Plan) -> str:
         """Returns a line: why a running attempt of `plan` stops now, and how it goes on; "" if it need not stop."""
-        if not self.elastic:
+        if not self.varies:
             return ""
         try:
             target = self.next()

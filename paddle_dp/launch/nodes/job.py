@@ -23,7 +23,7 @@ from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvo
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
-from paddle_dp.launch.sizes import LOOK, ElasticSize
+from paddle_dp.launch.sizes import LOOK, ElasticSize, with_ranks
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.launch.watch import PreparedRanks
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
@@ -315,17 +315,19 @@ class _Node:
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
-        if self.job.least_ranks is not None and now - self.looked > LOOK:
+        sizes = self.node_job.sizes
+        if sizes.varies and now - self.looked > LOOK:
             self.looked = now
-            offer = self.node_job.sizes.offered().ranks
+            offer = sizes.offered().ranks
             if offer != self.offer:
                 self.offer = offer
                 self.member.send(say="offer", attempt=self.member.attempt, ranks=offer)
         return self.member.must_stop()
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
-        plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number))
-        return replace(plan, devices=self.node_job.sizes.offered().devices[: ranks - plan.servers_here])
+        devices = self.node_job.sizes.offered().devices
+        plan = replace(plan, nodes=len(numbers), node=numbers.index(self.number), devices=devices)
+        return with_ranks(plan, ranks)
 
     def _judge(self, message: Message) -> None:
         """Decides if all nodes start again. Runs on node 0."""
