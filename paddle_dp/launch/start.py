@@ -58,11 +58,10 @@ def run(job: Job, waiting: WaitingRanks | None = None) -> int:
 def _run(job: Job, waiting: WaitingRanks | None) -> int:
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
+    ignore_ccache()
     if job.script:
-        ignore_ccache()
         return _run_script(job, machine, inherited)
     plan = plan_of(job, machine, each=RankDevices(known=False))
-    ignore_ccache()
     if plan.alone:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
@@ -144,7 +143,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
 
     def opened(goes_on: bool) -> tuple[Plan, Path]:
         resume = "newest" if goes_on and has_run(recipe.folder) else job.resume
-        return _claimed(replace(plan, memory=memory), recipe.folder, resume)
+        return _claimed(sizes.plan, recipe.folder, resume)
 
     strategy, spare = recipe.strategy.config, None
     if strategy.may_lose_ranks:  # nodes with servers must not be lost
