@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paddle_dp.errors import UsageError
 from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Plan, headline
 from paddle_dp.launch.restarts import AttemptResult, Restart
@@ -28,7 +27,7 @@ def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
     if (cause := outcome.cause) is not None:
         _show_cursor()
         text = failures.describe(cause, plan.all_ranks, outcome.log, plan.nodes, outcome.consequences)
-        if cause.expected and cause.exit_status == UsageError.exit_status:  # not a resume
+        if cause.is_usage_error:  # not a resume
             write(text)
         else:
             end("\n".join(filter(None, [text, why])), plan, outcome.attempt)

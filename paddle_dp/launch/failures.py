@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp import errors
-from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped, message_of
+from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, UsageError, clipped, message_of
 from paddle_dp.files import replacing
 from paddle_dp.mesh.heartbeat import heartbeat
 
@@ -142,6 +142,16 @@ class Failure:
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
 
     @property
+    def is_usage_error(self) -> bool:
+        """True if another command line or recipe would avoid it."""
+        return self.expected and self.exit_status == UsageError.exit_status
+
+    @property
+    def without_error(self) -> bool:
+        """True if a signal or an exit, and no Python error, ended the rank: `message` says which."""
+        return self.kind.startswith(("SIG", "signal", "left"))
+
+    @property
     def rank_name(self) -> str:
         """ "rank 1", or "server 1 (rank 1)"."""
         return f"{self.name} (rank {self.rank})" if self.name else f"rank {self.rank}"
@@ -153,7 +163,7 @@ class Failure:
         if within := _IN_BACKWARD.search(message):
             kind, message = within["kind"], within["message"]
         line = " ".join(message.split())
-        line = line if self.kind.startswith(("SIG", "signal", "left")) else f"{kind}: {line}"
+        line = line if self.without_error else f"{kind}: {line}"
         return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
@@ -228,10 +238,10 @@ def describe(
     An error that another command line or recipe would avoid has only its message. If all ranks raised the same error,
     none is named.
     """
-    if failure.expected and (failure.exit_status == 2 or failure.kind in JOB_FAILURE_KINDS):
+    if failure.is_usage_error or (failure.expected and failure.kind in JOB_FAILURE_KINDS):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
-    how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
+    how = f": {failure.message}" if failure.without_error else ""
     alike = is_on_all_ranks(failure, ranks, consequences)
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")

@@ -63,7 +63,7 @@ class AttemptResult:
             return True
         if cause is None:
             return self.status == UsageError.exit_status
-        return cause.kind in _FINAL or (cause.expected and cause.exit_status == UsageError.exit_status)
+        return cause.kind in _FINAL or cause.is_usage_error
 
     @property
     def outside(self) -> bool:
