@@ -85,10 +85,10 @@ class ClusterRequest:
         hours, minutes, seconds = map(int, clock.split(":"))
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
-    def command(self, *options: str) -> str:
-        """The shell's words of `paddle-dp train` with the recipe, its settings, the ranks and these options."""
-        typed = ["paddle-dp", "train", str(self.recipe), *self.settings, "--ranks", str(self.ranks_of_node)]
-        return " ".join([*map(shlex.quote, typed), *options])
+    def command(self) -> str:
+        """The shell's words of `paddle-dp train` with the recipe, its settings and the ranks."""
+        words = ["paddle-dp", "train", str(self.recipe), *self.settings, "--ranks", str(self.ranks_of_node)]
+        return shlex.join(words)
 
 
 def checked(request: ClusterRequest) -> Recipe:

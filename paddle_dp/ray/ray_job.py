@@ -28,7 +28,6 @@ _LOOK = 1.0  # seconds between looks at the job and at signals
 _SOON = 5.0  # seconds without room until a line reports it
 _SECRET = "PADDLE_DP_SECRET"  # of the nodes' messages; each job has another one
 _LINES = 30  # of a node's screen, kept for the cause of its end
-USAGE = 2  # exit status for a mistake in the command
 LOST_NODE = 1  # exit status of a job of which an actor cannot be replaced
 
 
@@ -217,14 +216,18 @@ def _reply_of(ray: Any, run: Any, number: int) -> _Reply:
     try:
         status, cause, replaced = ray.get(run)
     except ray.exceptions.RayError as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        message = f"node {number} is lost, and Ray cannot replace its actor: {reason}"
+        message = f"node {number} is lost, and Ray cannot replace its actor: {reason_of(error)}"
         console.write(message)
         return _Reply(status=LOST_NODE, cause=message, lost=True)
     if status < 0:
         console.write(cause)
         return _Reply(status=128 - status, cause=cause, replaced=replaced, lost=True)
     return _Reply(status=status, cause=cause, replaced=replaced)
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error of Ray, or its kind where it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def imported(user: str) -> Any:
@@ -275,9 +278,6 @@ class RayNode:
         host = ray.util.get_node_ip_address()
         return f"{host}:{free_port(20_000 + os.getpid() % 20_000)}"
 
-    def pid(self) -> int:
-        return os.getpid()
-
     def run(self, arguments: Sequence[str], run_folder: str) -> tuple[int, str, bool]:
         """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced.
 
@@ -327,9 +327,8 @@ class RayNode:
                 lines.append(line.rstrip())
                 print(line, end="", flush=True)  # Ray brings it to the driver
             status = process.wait()
-        self.process = (
-            None  # else it is deleted while Ray ends the actor, by an exception in the middle of it
-        )
+        # Else it is deleted while Ray ends the actor, by an exception in the middle of it.
+        self.process = None
         return status
 
     def stop(self) -> None:
@@ -345,7 +344,7 @@ def _cause(status: int, run: Path, lines: Sequence[str], began: float) -> str:
     of it for a mistake in the command."""
     if not status:
         return ""
-    if status == USAGE:
+    if status == UsageError.exit_status:
         return "\n".join(lines)
     with suppress(UsageError, OSError):
         if (run / "certificate.json").stat().st_mtime >= began:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import child_options, kill_tree
-from paddle_dp.ray.ray_job import connect, imported, process_variables
+from paddle_dp.ray.ray_job import connect, imported, process_variables, reason_of
 
 LOST = 1  # exit status of a trial whose actor, or its machine, was lost
 
@@ -59,10 +59,9 @@ class RayTrial:
             try:
                 self.status = int(self.ray.get(self.run))
             except self.ray.exceptions.RayError as error:
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 self.screen.parent.mkdir(exist_ok=True)
                 with self.screen.open("a") as screen:
-                    screen.write(f"the trial's actor is lost: {reason}\n")
+                    screen.write(f"the trial's actor is lost: {reason_of(error)}\n")
                 self.status = LOST
             self._release()
         return self.status

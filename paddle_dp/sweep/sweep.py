@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.launch import console
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.steady import steady_screen
@@ -29,7 +29,7 @@ from paddle_dp.sweep.trial import (
 )
 from paddle_dp.text import duration, plural
 
-STOPPED, USAGE = 75, 2  # exit statuses
+STOPPED, USAGE = StoppedError.exit_status, UsageError.exit_status
 _POLL = 0.2  # seconds
 _MOST_CAUSE = 240  # characters of a failure in a trial's line; all of it is in its screen
 _HOPELESS = 3  # trials that fail, and none before them succeeded: the sweep ends
