@@ -48,7 +48,6 @@ class _Slot:
     began: float
     reason: str = ""
     last_samples: float = math.inf
-    reported: int = 0
 
 
 @dataclass
@@ -119,10 +118,7 @@ class Sweep:
 
     def _look(self, number: int, slot: _Slot) -> None:
         status = slot.running.poll()
-        slot.evaluations.read(is_over=status is not None)
-        new = slot.evaluations.points[slot.reported :]
-        slot.reported = len(slot.evaluations.points)
-        for samples, step, score in new:
+        for samples, step, score in slot.evaluations.read(is_over=status is not None):
             if slot.reason:
                 break
             warm = step >= WARM_UP * slot.evaluations.total_steps

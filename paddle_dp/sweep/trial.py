@@ -10,12 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
-from paddle_dp.launch.processes import child_options, kill_tree, send
+from paddle_dp.launch.processes import child_options, kill_tree
 from paddle_dp.report.run_record import METRICS, number
 
 SCREENS = "screens"  # in the sweep's folder: what each trial printed
+
+Evaluation = tuple[int, int, float]
+"""Samples, step and score."""
 
 
 def folder_of(sweep: Path, trial: int) -> Path:
@@ -52,7 +55,7 @@ class LocalTrial:
         return self.process.poll()
 
     def stop(self) -> None:
-        send([self.process.pid], signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         kill_tree(self.process)
@@ -75,18 +78,13 @@ class LocalExecutor:
             command += ["--devices", ",".join(self.devices[slot])]
         variables = {} if self.devices else {"OMP_NUM_THREADS": str(self.threads)}
         variables |= self.environment
-        with opened_screen(screen) as output:
+        screen.parent.mkdir(exist_ok=True)
+        with screen.open("ab") as output:
             process = subprocess.Popen(
                 command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 **child_options(),
             )  # fmt: skip
         return LocalTrial(process)
-
-
-def opened_screen(path: Path) -> BinaryIO:
-    """The file of a trial's screen, to append to."""
-    path.parent.mkdir(exist_ok=True)
-    return path.open("ab")
 
 
 @dataclass
@@ -101,7 +99,7 @@ class Evaluations:
     score: str
     stale: int = 0
     total_steps: int = 0
-    points: list[tuple[int, int, float]] = field(default_factory=list)  # samples, step, score
+    points: list[Evaluation] = field(default_factory=list)
     _inode: int = 0
     _offset: int = 0
 
@@ -109,15 +107,16 @@ class Evaluations:
     def before_training(cls, run: Path, score: str) -> Evaluations:
         return cls(run, score, stale=_inode_of(run / METRICS))
 
-    def read(self, is_over: bool) -> None:
-        """Reads new lines; all lines of the file if the training is over."""
+    def read(self, is_over: bool) -> list[Evaluation]:
+        """Reads new lines and returns their evaluations; once the training is over, also of a stale file."""
         path = self.run / METRICS
         inode = _inode_of(path)
         if not inode or (inode == self.stale and not is_over):
-            return
+            return []
         if inode != self._inode:
             self._inode, self._offset = inode, 0
             self.points.clear()
+        first = len(self.points)
         with path.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
@@ -126,6 +125,7 @@ class Evaluations:
         for line in complete.splitlines():
             if line.startswith((b'{"event": "evaluated"', b'{"event": "start"')):
                 self._note(line)
+        return self.points[first:]
 
     def _note(self, line: bytes) -> None:
         try:
@@ -138,7 +138,7 @@ class Evaluations:
             self.points.append((int(event["samples"]), int(event["step"]), value))
 
 
-def best_of(points: Sequence[tuple[int, int, float]], smaller: bool) -> tuple[float, int] | None:
+def best_of(points: Sequence[Evaluation], smaller: bool) -> tuple[float, int] | None:
     """The best score and its step; of equal ones the first."""
     if not points:
         return None
