@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.processes import child_options, kill_tree
+from paddle_dp.launch.processes import child_options
 from paddle_dp.ray.ray_job import connect, imported, process_variables, reason_of
 
 LOST = 1  # exit status of a trial whose actor, or its machine, was lost
@@ -63,17 +63,14 @@ class RayTrial:
                 with self.screen.open("a") as screen:
                     screen.write(f"the trial's actor is lost: {reason_of(error)}\n")
                 self.status = LOST
-            self._release()
+            self.kill()
         return self.status
 
     def stop(self) -> None:
-        self.actor.stop.remote(signal.SIGTERM)
+        self.actor.stop.remote()
 
     def kill(self) -> None:
-        self.actor.stop.remote(signal.SIGKILL)
-
-    def _release(self) -> None:
-        """Gives its resources to the next trial."""
+        """Ends the actor, also one that waits for room, and with it its process; the next trial gets its resources."""
         with suppress(Exception):  # it is dead already
             self.ray.kill(self.actor)
 
@@ -84,7 +81,7 @@ class TrialProcess:
     def __init__(self, folder: str, variables: Mapping[str, str]):
         self.folder, self.variables = folder, dict(variables)
         self.process: subprocess.Popen[bytes] | None = None
-        self.request = 0
+        self.stopped = False
 
     def run(self, arguments: Sequence[str], screen: str) -> int:
         """Trains to the end; returns the exit status."""
@@ -95,16 +92,12 @@ class TrialProcess:
                 cwd=self.folder if Path(self.folder).is_dir() else None,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **child_options(),
             )  # fmt: skip
-        if self.request:  # it came before the process
-            self.stop(self.request)
+        if self.stopped:  # before the process began
+            self.stop()
         return self.process.wait()
 
-    def stop(self, number: int) -> None:
-        """SIGTERM asks the training to save a checkpoint and end; SIGKILL ends it with all its processes."""
-        self.request, process = number, self.process
-        if process is None or process.poll() is not None:
-            return
-        if number == signal.SIGKILL:
-            kill_tree(process)
-        else:
-            process.send_signal(number)
+    def stop(self) -> None:
+        """Asks the training to save a checkpoint and end."""
+        self.stopped, process = True, self.process
+        if process is not None:
+            process.send_signal(signal.SIGTERM)

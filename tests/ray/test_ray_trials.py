@@ -92,6 +92,13 @@ def test_a_trial_ends_with_its_status_or_as_lost_and_gives_its_resources_back(tm
     assert ray.killed == ["actor 0", "actor 1"]
 
 
+def test_a_trial_that_waits_for_room_ends_at_once(tmp_path: Path) -> None:
+    """Its actor would hear of a request only once it has room, and a second Ctrl-C waited for that."""
+    ray = PlayedRay()
+    RayTrial(ray, "actor 0", "run", tmp_path / "screen.txt").kill()
+    assert ray.killed == ["actor 0"]
+
+
 @pytest.mark.processes
 def test_an_actor_writes_the_screen_and_stops_its_process(tmp_path: Path) -> None:
     screen = tmp_path / "screens" / "trial-000.txt"
@@ -99,7 +106,7 @@ def test_an_actor_writes_the_screen_and_stops_its_process(tmp_path: Path) -> Non
     assert actor.run(["train", "absent.yaml"], str(screen)) == 2
     assert "absent.yaml" in screen.read_text()
     late = TrialProcess(str(tmp_path), {})
-    late.stop(signal.SIGKILL)  # before it begins
+    late.stop()  # before it begins
     began = time.monotonic()
-    assert late.run(["dashboard", str(tmp_path)], str(screen)) == -signal.SIGKILL
+    assert late.run(["dashboard", str(tmp_path)], str(screen)) == -signal.SIGTERM
     assert time.monotonic() - began < 20
