@@ -141,6 +141,8 @@ class Rendezvous:
             return
         member.silent = 0.0
         if message["say"] == "quit" and self.state != "over":
+            if number in self._runs and number not in self._done:  # its ranks were to begin: the others' wait for them
+                self._tell(say="end", attempt=self.attempt)
             self._over(int(message["status"]), f"{member} {message['why']}.")
         if message["say"] == "alive" or message.get("attempt") != self.attempt:
             return

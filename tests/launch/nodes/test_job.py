@@ -215,6 +215,23 @@ def test_the_signal_of_a_stop_may_come_after_the_ranks_have_stopped(play):
     assert job.end() == {0: 75, 1: 75}
 
 
+def test_a_signal_that_comes_as_an_attempt_begins_ends_the_others_ranks(play, monkeypatch, capsys):
+    """They waited for the ranks of that node as long as `watch.start` allows, and the job ended with 124."""
+    begin = nodes._Node._begin
+
+    def begins_late(node: Any, message: Any) -> None:
+        if node.number == 1:
+            node.signals.record(signal.SIGTERM, None)
+        begin(node, message)
+
+    monkeypatch.setattr(nodes._Node, "_begin", begins_late)
+    job = play()
+    job.start(0, waits)
+    job.start(1)
+    assert job.end() == {0: 143, 1: 143}
+    assert "was ended by SIGTERM." in capsys.readouterr().err
+
+
 def test_a_second_signal_ends_a_node_that_waits_for_the_others(play, monkeypatch):
     monkeypatch.setattr(nodes, "FAREWELL", 0.1)
     job = play()

@@ -230,6 +230,13 @@ def test_a_node_that_is_asked_to_end_while_it_waits_ends_the_job():
     assert (leave["status"], leave["said"]) == (143, "node 0 (host0, 10.0.0.0) was ended by SIGTERM.")
 
 
+def test_a_node_that_quits_ends_the_ranks_of_the_others():
+    job = running()
+    job.here.heard(1, {"say": "quit", "status": 143, "why": "was ended by SIGTERM"}, job.now)
+    orders = [(message["say"], message.get("attempt")) for to, message in job.orders() if to == 0]
+    assert orders == [("end", 1), ("leave", None)]
+
+
 def test_what_was_prepared_for_a_node_that_has_left_is_not_begun():
     job = Job()
     job.join(0, 1)
