@@ -32,9 +32,9 @@ LINGER = 3.0  # seconds for the last messages to leave
 class Membership:
     """Keeps this node connected to the rendezvous within `with Membership(address, hello, secret) as node:`.
 
-    `hello` describes the node, and `stock` the checkpoints in its memory. `inbox` has the received messages, in order;
-    {"say": "lost", "why": …} when the connection is gone, after which it connects again; and {"say": "refused", "why":
-    …} if it must not.
+    `hello` describes the node as it is now, and `stock` the checkpoints in its memory. `inbox` has the received messages,
+    in order; {"say": "lost", "why": …} when the connection is gone, after which it connects again; and {"say": "refused",
+    "why": …} if it must not.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Membership:
         secret: bytes,
         stock: Callable[[], Message | None] = lambda: None,
     ):
-        self._address, self._hello, self._secret, self._stock = address, hello, secret, stock
+        self._address, self.hello, self._secret, self._stock = address, hello, secret, stock
         self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0  # the one in which this node takes part
         self.known = False  # True once the rendezvous has let this node in
@@ -108,7 +108,7 @@ class Membership:
         line: Line | None = None
         try:
             line = Line(end, self._secret, greets=False)
-            line.send({"say": "join", "attempt": self.attempt, **self._hello, "memory": memory})
+            line.send({"say": "join", "attempt": self.attempt, **self.hello, "memory": memory})
             why = self._talk(line)
             return why if self.connected else None
         except StrangerError as stranger:

@@ -141,8 +141,8 @@ def run(node_job: NodeJob) -> int:
                 raise
             console.write(f"ended by {signals.name} before the nodes have met: no process is left.")
             return 128 + signals.number
-        address, offer = network.split_address(meeting.master), node_job.sizes.offered().ranks
-        hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": offer}
+        address, ranks = network.split_address(meeting.master), node_job.sizes.offered().ranks
+        hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": ranks}
         if number == 0:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another address
@@ -150,7 +150,7 @@ def run(node_job: NodeJob) -> int:
         stock = partial(memory.stock, node_job.plan.memory)
         member = stack.enter_context(Membership(endpoint, hello, key, stock))
         node = _Node(
-            node_job=node_job, member=member, meeting=meeting, signals=signals, offer=offer, server=server, secret=key
+            node_job=node_job, member=member, meeting=meeting, signals=signals, server=server, secret=key
         )  # fmt: skip
         return node.run()
 
@@ -168,8 +168,7 @@ class _Node:
     point: ResumePoint = field(default_factory=ResumePoint)  # where the next attempt begins
     started: float = 0.0
     begun: bool = False  # this process has begun an attempt
-    offer: int = 0  # ranks of this machine at the last look
-    looked: float = 0.0
+    looked: float = 0.0  # when the number of ranks in the hello was last compared with the machine
     is_warned: bool = False  # a line has reported that node 0 does not answer
     quits: float = 0.0  # when the others were notified of the signal
     obeyed: int = 0  # signals after which this node's ranks have stopped in good order
@@ -310,7 +309,8 @@ class _Node:
             self.obeyed = self.signals.times
         end = end_of(self.result, self.number, self.member.must_end())
         stock = memory.stock(self.node_job.plan.memory) if end["how"] != "done" else None
-        self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, memory=stock, **end)
+        ranks = self.member.hello["ranks"]
+        self.member.send(say="ended", attempt=self.member.attempt, ranks=ranks, memory=stock, **end)
 
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
@@ -318,10 +318,10 @@ class _Node:
         sizes = self.node_job.sizes
         if sizes.varies and now - self.looked > LOOK:
             self.looked = now
-            offer = sizes.offered().ranks
-            if offer != self.offer:
-                self.offer = offer
-                self.member.send(say="offer", attempt=self.member.attempt, ranks=offer)
+            ranks = sizes.offered().ranks
+            if ranks != self.member.hello["ranks"]:
+                self.member.hello["ranks"] = ranks  # for another connection, too
+                self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
         return self.member.must_stop()
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:

@@ -19,7 +19,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import attempts, logs, network
-from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.command import Job, Meeting, Plan
 from paddle_dp.launch.failures import Failure, describe
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.nodes import connections, rendezvous
@@ -27,8 +27,10 @@ from paddle_dp.launch.nodes import job as nodes
 from paddle_dp.launch.nodes.job import end_of, outcome_of
 from paddle_dp.launch.nodes.messages import MAX_LINE_BYTES
 from paddle_dp.launch.nodes.rendezvous import NodeLimits
+from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.sizes import ElasticSize
+from tests.eventually import eventually
 
 Act = Callable[["Play", Plan, Any], AttemptResult | None]
 
@@ -250,6 +252,28 @@ def test_a_job_grows_when_a_node_comes_later(play, capsys):
     assert job.seen[0] == (0, 0, 1, 1, None)
     assert sorted(job.seen[1:]) == [(0, 0, 2, 1, None), (1, 1, 2, 1, None)]
     assert "goes on from the beginning on 2 ranks of nodes 0, 1" in capsys.readouterr().err
+
+
+def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
+    """It said how many it had at first: the next attempt had more ranks than its file allows, and they stayed."""
+    job = Job(recipe=Path("r.yaml"), ranks=4, least_ranks=2, nodes=2, node_rank=1)
+    plan = Plan(job=job, machine=Machine(cores=4), ranks=4, nodes=2)
+    sizes = ElasticSize(plan=plan, run=tmp_path, refused=lambda ranks: "")
+    limits = NodeLimits(least=2, most=2)
+    hello = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": sizes.offered().ranks}
+    with connections.Server(rendezvous.Rendezvous(limits), ("127.0.0.1", 0), b"") as server:
+        address = ("127.0.0.1", server.port)
+        member = connections.Membership(address, hello, b"")
+        node_job = nodes.NodeJob(sizes=sizes, limits=limits, open=lambda again: (plan, tmp_path), inherited={})
+        meeting = Meeting(master=f"127.0.0.1:{server.port}", host="127.0.0.1")
+        node = nodes._Node(
+            node_job=node_job, member=member, meeting=meeting, signals=Signals(), server=None, secret=b""
+        )  # fmt: skip
+        (tmp_path / "ranks").write_text("3")
+        node._must_stop()  # while an attempt runs, and node 0 is out of reach
+        with member:
+            eventually(lambda: member.connected)
+            assert server.rendezvous.members[1].ranks == 3
 
 
 def test_a_node_that_nobody_joins_says_so(play, capsys):
