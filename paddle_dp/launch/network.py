@@ -37,7 +37,7 @@ def meet(
     gets a line if it waits, and `is_ended()` ends the wait. Raises UsageError if the master's name has no address, or
     one that only its machine can reach; on the first node, if it is another machine's address, or its port is taken.
     """
-    host, _, port = master.rpartition(":")
+    host, port = split_address(master)
     try:
         address = _address(host, patience, report, is_ended)
     except (OSError, UnicodeError) as error:
@@ -49,7 +49,7 @@ def meet(
             f"--master {master}: {host} is {address} here, which other nodes cannot reach. Give its number."
         )
     try:
-        local_address = _route_from(address, int(port))
+        local_address = _route_from(address, port)
     except OSError as error:
         reason = f"there is no way to {address} from here ({error.strerror})"
         raise UsageError(f"--master {master}: {reason}.") from error
@@ -58,7 +58,7 @@ def meet(
             f"--master {master}: it is an address of node 0, and this is node 0, whose address is {local_address}. "
             f"Give --master {local_address}:{port} on all nodes, or this node another --node-rank."
         )
-    if is_first and not _is_free(int(port)):
+    if is_first and not _is_free(port):
         raise UsageError(
             f"--master {master}: another program listens at port {port} here, perhaps an earlier job that has not "
             "ended. Give another port, on all nodes."
