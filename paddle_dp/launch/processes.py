@@ -216,8 +216,8 @@ def ignore_end_signals() -> None:
 def handled_signals(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], afterwards: Any = None
 ) -> Iterator[None]:
-    """Handles these signals by `handler` within the context, and `afterwards` by that one (None: as before it); in
-    another thread than the main one it has no effect."""
+    """Handles these signals by `handler` within the context, and `afterwards` by that one (None: as before it, unless a
+    context within has set one for afterwards); in another thread than the main one it has no effect."""
     before: dict[int, Any] = {}
     for number in numbers if threading.current_thread() is threading.main_thread() else ():
         # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `tied_to`, so it is handled.
@@ -227,4 +227,7 @@ def handled_signals(
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former if afterwards is None else afterwards)
+            if afterwards is not None:
+                signal.signal(number, afterwards)
+            elif signal.getsignal(number) == handler:
+                signal.signal(number, former)

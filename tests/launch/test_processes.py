@@ -27,6 +27,7 @@ from paddle_dp.launch.processes import (
     tied_to,
     variable,
 )
+from paddle_dp.launch.scratch import scratch_folder
 from tests.eventually import eventually
 
 PARENT = (
@@ -170,6 +171,14 @@ def end_signals():
 def test_a_signal_that_comes_after_the_job_replaces_no_status(end_signals):
     """A node that had stopped with 75 was ended by its own SIGTERM while Python closed: ssh.sh, and Slurm, saw 143."""
     with recorded_signals(ends_process=True):
+        pass
+    for number in end_signals:
+        os.kill(os.getpid(), number)
+
+
+def test_nor_does_one_after_a_job_with_checkpoints_in_memory(end_signals, tmp_path):
+    """The end of their folder brought back the handlers of before the job."""
+    with scratch_folder("paddle-dp-test-", tmp_path), recorded_signals(ends_process=True):
         pass
     for number in end_signals:
         os.kill(os.getpid(), number)
