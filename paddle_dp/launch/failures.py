@@ -26,6 +26,7 @@ TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, if th
 MAX_LIBRARY_FRAMES = 4  # a traceback with fewer frames of libraries is shown completely
 MAX_CONSEQUENCES, MAX_LINE_CHARS = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, as its machine is gone
+WITHOUT_ERROR = ("SIG", "signal", "left")  # beginnings of kinds whose message says how the rank ended
 # Kinds of failures that do not belong to one rank.
 JOB_FAILURE_KINDS = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
 # An error of this package in the backward of a PyLayer, or in a gradient's hook: Paddle converts it, and puts Python's
@@ -147,11 +148,6 @@ class Failure:
         return self.expected and self.exit_status == UsageError.exit_status
 
     @property
-    def without_error(self) -> bool:
-        """True if a signal or an exit, and no Python error, ended the rank: `message` says which."""
-        return self.kind.startswith(("SIG", "signal", "left"))
-
-    @property
     def rank_name(self) -> str:
         """ "rank 1", or "server 1 (rank 1)"."""
         return f"{self.name} (rank {self.rank})" if self.name else f"rank {self.rank}"
@@ -163,7 +159,7 @@ class Failure:
         if within := _IN_BACKWARD.search(message):
             kind, message = within["kind"], within["message"]
         line = " ".join(message.split())
-        line = line if self.without_error else f"{kind}: {line}"
+        line = line if self.kind.startswith(WITHOUT_ERROR) else f"{kind}: {line}"
         return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
@@ -241,7 +237,7 @@ def describe(
     if failure.is_usage_error or (failure.expected and failure.kind in JOB_FAILURE_KINDS):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
-    how = f": {failure.message}" if failure.without_error else ""
+    how = f": {failure.message}" if failure.kind.startswith(WITHOUT_ERROR) else ""
     alike = is_on_all_ranks(failure, ranks, consequences)
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")

@@ -227,7 +227,5 @@ def handled_signals(
         yield
     finally:
         for number, former in before.items():
-            if afterwards is not None:
-                signal.signal(number, afterwards)
-            elif signal.getsignal(number) == handler:
-                signal.signal(number, former)
+            if afterwards is not None or signal.getsignal(number) == handler:
+                signal.signal(number, former if afterwards is None else afterwards)
