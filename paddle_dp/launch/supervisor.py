@@ -161,14 +161,15 @@ class Supervision:
         self._report_departures(time.time())
         lost = self.lost.now()
         self.lost.tell(self._failure_of)
-        well = self.watch.all_well(self.plan.ranks, lost) and not self._left_early()
+        early = self._left_early()
+        well = self.watch.all_well(self.plan.ranks, lost) and not early
         # A launcher of several nodes may have to answer other nodes' launchers; a stopped one does not, and never ends.
         return (
             (well and (self.plan.nodes == 1 or is_stopped(self.process.pid)))
             or self.process.poll() is not None
             or any(departure.rank not in lost for departure in self.watch.failed)
             or bool(self.lost.written(self.attempt))
-            or bool(self._left_early())
+            or bool(early)
             or self.outside.must_end()
             or self._stands()
         )
