@@ -111,23 +111,37 @@ def planned(request: SweepRequest) -> SweepPlan:
     score = request.score or _best_of(recipe)
     settings = (*settings, *_for_score(recipe, score))
     machine = Machine.here()
-    job = Job(recipe=request.recipe, overrides=settings, ranks=request.ranks)
-    each = RankDevices(servers=recipe.strategy.config.servers)
-    kind = plan_of(job, machine, recipe.train.device, each).kind
+    kinds = _kinds(request, recipe, settings, machine)
     for chosen in _samples(axes):
         read = _read(request, axes, settings, chosen)
-        for component in (read.strategy, *read.callbacks):
-            try:
-                component.refuse(read, request.ranks, kind)
-            except UsageError as error:
-                raise UsageError(f"{' '.join(overrides(axes, chosen))}: {error}") from None
+        refusals = [_refusal(read, request.ranks, kind) for kind in kinds]
+        if all(refusals):
+            raise UsageError(f"{' '.join(overrides(axes, chosen))}: {refusals[0]}")
     folder = request.folder or recipe.folder.with_name(f"{recipe.folder.name}.sweep")
-    devices = _devices(request, machine) if kind != "cpu" and not request.elsewhere else ()
+    devices = () if request.elsewhere or kinds == ("cpu",) else _devices(request, machine)
     threads = max(1, cores() // (request.jobs * request.ranks))
     return SweepPlan(
         request=request, axes=axes, settings=settings, score=score, folder=folder, threads=threads,
         device=recipe.train.device, devices=devices,
     )  # fmt: skip
+
+
+def _kinds(request: SweepRequest, recipe: Recipe, settings: Settings, machine: Machine) -> tuple[str, ...]:
+    """The kinds of devices on which a trial may train. Raises UsageError if a trial here lacks some."""
+    device = recipe.train.device
+    if request.elsewhere:  # the cluster's machines are not known yet
+        return ("gpu", "cpu") if device == "auto" else (device,)
+    job = Job(recipe=request.recipe, overrides=settings, ranks=request.ranks)
+    return (plan_of(job, machine, device, RankDevices(servers=recipe.strategy.config.servers)).kind,)
+
+
+def _refusal(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
+    try:
+        for component in (recipe.strategy, *recipe.callbacks):
+            component.refuse(recipe, ranks, kind)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _read(request: SweepRequest, axes: Sequence[Axis], settings: Settings, chosen: Settings) -> Recipe:

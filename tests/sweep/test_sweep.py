@@ -275,6 +275,14 @@ def test_settings_that_the_recipe_refuses_are_refused_before_the_first_trial(
     assert sentence in refused(recipe, word)
 
 
+def test_trials_on_other_machines_need_no_device_of_this_one(recipe: Path) -> None:
+    """A sweep on a Ray cluster was refused where its first machine has fewer GPUs than a trial."""
+    words = (RATE, "train.device=npu")
+    assert "train.device is npu, but the installed paddle" in refused(recipe, *words)
+    plan = planned(SweepRequest(recipe=recipe, texts=words, elsewhere=True))
+    assert plan.device == "npu" and not plan.devices
+
+
 def test_a_combination_of_settings_is_refused(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="a batch of 4 cannot be cut into 8"):
         planned(SweepRequest(recipe=recipe, texts=("train.batch=[4, 16]", "train.micro_batches=[1, 8]")))
