@@ -33,8 +33,8 @@ class Membership:
     """Keeps this node connected to the rendezvous within `with Membership(address, hello, secret) as node:`.
 
     `hello` describes the node as it is now, and `stock` the checkpoints in its memory. `inbox` has the received
-    messages, in order; {"say": "lost", "why": …} when the connection is gone, after which it connects again; and {"say":
-    "refused", "why": …} if it must not.
+    messages, in order; {"say": "lost", "why": …} when the connection is gone, after which it connects again; and
+    {"say": "refused", "why": …} if it must not.
     """
 
     def __init__(
