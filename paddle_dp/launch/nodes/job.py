@@ -273,7 +273,7 @@ class _Node:
     def _begin(self, message: Message) -> None:
         numbers = [number for number, _ in message["nodes"]]
         if self.signals.number:
-            self.obeyed = 0  # the job goes on: it was another request, and this node leaves
+            self.obeyed, self.result = 0, None  # the job goes on: it was another request, and this node leaves
             return
         self.member.attempt = message["attempt"]
         try:

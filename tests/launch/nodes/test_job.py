@@ -234,6 +234,24 @@ def test_a_signal_that_comes_as_an_attempt_begins_ends_the_others_ranks(play, mo
     assert "was ended by SIGTERM." in capsys.readouterr().err
 
 
+def test_a_signal_after_a_stop_for_another_node_ends_the_job_that_goes_on(play, monkeypatch):
+    """It was taken for the request to stop: the node began no ranks and did not leave, and the others waited."""
+    begin = nodes._Node._begin
+
+    def begins_late(node: Any, message: Any) -> None:
+        if node.number == 1 and message["attempt"] == 2:
+            node.signals.record(signal.SIGTERM, None)
+        begin(node, message)
+
+    monkeypatch.setattr(nodes._Node, "_begin", begins_late)
+    job = play(most=3, rejoin=0.1)
+    job.start(0, waits, waits)
+    job.start(1, waits)
+    eventually(lambda: len(job.seen) == 2)
+    job.start(2, waits)
+    assert job.end() == {0: 143, 1: 143, 2: 143}
+
+
 def test_a_second_signal_ends_a_node_that_waits_for_the_others(play, monkeypatch):
     monkeypatch.setattr(nodes, "FAREWELL", 0.1)
     job = play()
