@@ -356,7 +356,7 @@ class Supervision:
         known_pids = set(self.watch.pids.values())
 
         def left() -> list[int]:
-            pids = self._left()
+            pids = [*self.process.left(), *marked(MARK, self.mark)]
             known_pids.update(pids)
             return pids
 
@@ -368,9 +368,6 @@ class Supervision:
     def _has_stopped(self) -> bool:
         """True if the ranks end by themselves, as they were asked to."""
         return any(failure.kind == StoppedError.__name__ for failure in read_all(self.attempt))
-
-    def _left(self) -> list[int]:
-        return [*self.process.left(), *marked(MARK, self.mark)]
 
 
 @contextmanager
