@@ -48,6 +48,7 @@ class Membership:
         self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0  # the one in which this node takes part
         self.known = False  # True once the rendezvous has let this node in
+        self.refusal = ""  # why it did not, when this node last asked
         self._out: queue.Queue[Message] = queue.Queue()
         self._begun_attempt = 0  # the last attempt that this node was to begin
         self._ended = 0  # the last one that it was to end, or in which it lost its connection
@@ -135,6 +136,7 @@ class Membership:
             for message in line.hear() if ready else ():
                 heard = now
                 if message["say"] == "refused":
+                    self.refusal = str(message["why"])
                     if not message.get("later"):
                         self._refuse(f"node 0 does not let this node in: {message['why']}.")
                     return None

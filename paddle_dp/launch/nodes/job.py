@@ -212,14 +212,16 @@ class _Node:
             # The request that has stopped the ranks was sent to each node, and comes to this one later.
             self.obeyed = self.signals.times
         waited = self.member.alone
-        question = "Is node 0 running, and can this node reach it?"
+        state, advice = "no answer", "Is node 0 running, and can this node reach it?"
+        if self.member.refusal:
+            state, advice = "not let in", f"{self.member.refusal}."
         if not self.member.known and waited > self.limits.gather:
-            console.write(f"no answer at {self.job.master} for {waited:.0f} s (watch.start). {question}")
+            console.write(f"{state} at {self.job.master} for {waited:.0f} s (watch.start). {advice}")
             return NOBODY
         if not self.member.known and waited > NOTICE and not self.is_warned:
             self.is_warned = True
             limit = f"{self.limits.gather:.0f} s at most (watch.start)"
-            console.write(f"no answer at {self.job.master} yet, waiting for {limit}. {question}")
+            console.write(f"{state} at {self.job.master} yet, waiting for {limit}. {advice}")
         if self.member.known and waited > self.limits.rejoin:
             return self._end(
                 f"node 0 did not return to {self.job.master} within {waited:.0f} s (watch.rejoin). The nodes meet on "

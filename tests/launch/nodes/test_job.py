@@ -309,6 +309,18 @@ def test_a_node_without_a_node_0_says_so(play, capsys):
     assert "no answer at 127.0.0.1:" in capsys.readouterr().err
 
 
+def test_a_node_whose_number_another_one_has_says_so(play, capsys, monkeypatch):
+    """It said for ten minutes that nobody answers."""
+    monkeypatch.setattr(nodes, "NOTICE", 0.3)
+    job = play(least=3, most=3, gather=1.0)
+    for number in (0, 1, 1):
+        job.start(number)
+    job.end()
+    said = capsys.readouterr().err
+    assert re.search(r"not let in at \S+ yet, waiting for 1 s at most \(watch.start\). node 1 \(", said)
+    assert "is here already: give every machine another --node-rank.\n" in said
+
+
 def test_a_node_without_a_node_0_says_after_seconds_that_it_waits(play, capsys, monkeypatch):
     monkeypatch.setattr(nodes, "NOTICE", 0.05)
     job = play(gather=0.3)
