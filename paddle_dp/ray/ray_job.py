@@ -62,7 +62,7 @@ class RayJob:
     The recipe, its code and `output_dir` must have the same path on all machines. `cpus` and `gpus` are each
     node's; by default as many processors as ranks, and no GPU. Without `ranks` there is one for each GPU, or one.
     `restarts`: how often the ranks, each actor, and its process may start again. `spread` demands different machines.
-    `wait`: seconds until the cluster must have room for all nodes.
+    `wait`: seconds until the cluster must have room for all nodes, and as many until the first actor must have started.
     """
 
     recipe: str | Path = field(kw_only=False)
@@ -165,10 +165,14 @@ class RayJob:
             nodes.append(started.remote(number, os.getcwd(), variables, self.restarts))
         try:
             address, begun = nodes[0].address.remote(), time.monotonic()
-            while not ray.wait([address], timeout=_LOOK)[0] and time.monotonic() - begun < self.wait:
+            while not ray.wait([address], timeout=_LOOK)[0]:
                 if signals.number:
                     return _ended(signals, "its first actor", folder)
-            master = ray.get(address, timeout=_LOOK)
+                if time.monotonic() - begun >= self.wait:
+                    raise UsageError(
+                        f"The first actor has not started after {self.wait:.0f} s: see `ray status`."
+                    )
+            master = ray.get(address)
             runs = [
                 node.run.remote(self.arguments(number, master, folder), str(folder))
                 for number, node in enumerate(nodes)

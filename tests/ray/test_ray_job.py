@@ -214,6 +214,16 @@ def test_a_signal_ends_the_wait_for_the_first_actor(monkeypatch: pytest.MonkeyPa
     assert ray.kill.call_count == 2 and not ray.get.called
 
 
+def test_a_first_actor_that_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an exception of Ray."""
+    monkeypatch.setitem(sys.modules, "ray", ray := MagicMock())
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", MagicMock())
+    ray.wait.return_value, ray.get.side_effect = ([], []), TimeoutError
+    with pytest.raises(UsageError, match="The first actor has not started after 0 s: see `ray status`"):
+        RayJob(recipe=RECIPE, nodes=2, wait=0.0)._on(ray, None, Path("run"), Signals())
+    assert ray.kill.call_count == 2
+
+
 def test_numbers_are_checked() -> None:
     with pytest.raises(UsageError, match=r"RayJob\(nodes=0\): give 1 or more"):
         RayJob(recipe=RECIPE, nodes=0)

@@ -141,7 +141,7 @@ class Rendezvous:
             return
         member.silent = 0.0
         if message["say"] == "quit" and self.state != "over":
-            if number in self._runs and number not in self._done:  # its ranks were to begin: the others' wait for them
+            if number in self._runs and number not in self._done:  # the others wait for its ranks
                 self._tell(say="end", attempt=self.attempt)
             self._over(int(message["status"]), f"{member} {message['why']}.")
         if message["say"] == "alive" or message.get("attempt") != self.attempt:
