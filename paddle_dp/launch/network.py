@@ -109,8 +109,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def free_port(first: int) -> int:
-    """Returns the lowest free port from `first` on."""
-    return next(port for port in range(first, 65536) if _is_free(port))
+    """Returns the lowest free port from `first` on, else from 1024 on."""
+    return next(port for port in (*range(first, 65536), *range(1024, first)) if _is_free(port))
 
 
 def interface_of(address: str) -> str | None:

@@ -66,6 +66,7 @@ def test_the_next_free_port_is_found():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         assert network.free_port(port) > port
+    assert 1024 <= network.free_port(65536) < 65536  # of `--master HOST:65535`
 
 
 def test_a_name_without_an_address_is_a_sentence(monkeypatch):
