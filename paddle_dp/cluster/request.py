@@ -87,8 +87,8 @@ class ClusterRequest:
 
     def command(self) -> str:
         """The shell's words of `paddle-dp train` with the recipe, its settings and the ranks."""
-        words = ["paddle-dp", "train", str(self.recipe), *self.settings, "--ranks", str(self.ranks_of_node)]
-        return shlex.join(words)
+        tokens = ["paddle-dp", "train", str(self.recipe), *self.settings, "--ranks", str(self.ranks_of_node)]
+        return shlex.join(tokens)
 
 
 def checked(request: ClusterRequest) -> Recipe:

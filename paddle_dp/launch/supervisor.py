@@ -262,7 +262,8 @@ class Supervision:
         cause = first(failures)
         if cause is not None and cause.consequence and self.board is None:
             # Ranks that left with 0, or with a code that only the launcher saw; the others are among `failures`.
-            left = [d for d in self.watch.departures.values() if not d.failed and d.time < cause.time + SETTLE]
+            gone = self.watch.departures.values()
+            left = [d for d in gone if not d.failed and d.time < cause.time + SETTLE]
             cause = self._departure_failure(left[0]) if left else cause
         consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
         return None if cause is None else Failed(cause=cause, consequences=consequences)

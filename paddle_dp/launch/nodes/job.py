@@ -274,8 +274,8 @@ class _Node:
 
     def _begin(self, message: Message) -> None:
         numbers = [number for number, _ in message["nodes"]]
-        if self.signals.number:
-            self.obeyed, self.result = 0, None  # the job goes on: it was another request, and this node leaves
+        if self.signals.number:  # the job goes on: it was another request, and this node leaves
+            self.obeyed, self.result = 0, None
             return
         self.member.attempt = message["attempt"]
         try:

@@ -141,9 +141,7 @@ class Rendezvous:
             return
         member.silent = 0.0
         if message["say"] == "quit" and self.state != "over":
-            if number in self._runs and number not in self._done:  # the others wait for its ranks
-                self._tell(say="end", attempt=self.attempt)
-            self._over(int(message["status"]), f"{member} {message['why']}.")
+            self._quit(member, message)
         if message["say"] == "alive" or message.get("attempt") != self.attempt:
             return
         if message["say"] == "prepared" and self.state == "preparing":
@@ -229,6 +227,12 @@ class Rendezvous:
         nodes = [[number, ranks[number]] for number in self._runs]
         terms = {key: message[key] for key in ("resume", "step", "where", "master", "salt") if key in message}
         self._tell(say="begin", attempt=self.attempt, nodes=nodes, **terms)
+
+    def _quit(self, member: Member, message: Message) -> None:
+        """Ends the job, and the others' ranks if they wait for those of the node that a signal has ended."""
+        if member.number in self._runs and member.number not in self._done:
+            self._tell(say="end", attempt=self.attempt)
+        self._over(int(message["status"]), f"{member} {message['why']}.")
 
     def _end_of(self, number: int, message: Message, now: float) -> None:
         """Handles the end of a node's ranks: they are done, stopped in good order when asked, or failed."""

@@ -282,7 +282,9 @@ def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
     with connections.Server(rendezvous.Rendezvous(limits), ("127.0.0.1", 0), b"") as server:
         address = ("127.0.0.1", server.port)
         member = connections.Membership(address, hello, b"")
-        node_job = nodes.NodeJob(sizes=sizes, limits=limits, open=lambda again: (plan, tmp_path), inherited={})
+        node_job = nodes.NodeJob(
+            sizes=sizes, limits=limits, open=lambda again: (plan, tmp_path), inherited={}
+        )
         meeting = Meeting(master=f"127.0.0.1:{server.port}", host="127.0.0.1")
         node = nodes._Node(
             node_job=node_job, member=member, meeting=meeting, signals=Signals(), server=None, secret=b""
