@@ -16,12 +16,12 @@ from paddle_dp.errors import UsageError
 LOCK = ".lock"  # held while a job works in the folder; the kernel releases it when the process ends
 _locks: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
 _FILES = (".yaml", ".json", ".jsonl", LOCK)  # names that must be files in a run's folder
-_SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
 def has_run(folder: Path) -> bool:
     """True if a run has written to the folder."""
-    return any((folder / sign).exists() for sign in _SIGNS)
+    signs = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
+    return any((folder / sign).exists() for sign in signs)
 
 
 def claim(folder: Path, resume: str | None) -> int | None:
@@ -125,7 +125,8 @@ def _lock(folder: Path) -> None:
     """Locks the folder for this process. Raises UsageError if another process holds it. Disks without locks have no
     effect."""
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    inode = _inode(file)
+    status = os.fstat(file)
+    inode = status.st_dev, status.st_ino
     if inode in _locks:
         os.close(file)
         return
@@ -158,8 +159,3 @@ def release(folder: Path) -> None:
     descriptor = _locks.pop((status.st_dev, status.st_ino), None)
     if descriptor is not None:
         os.close(descriptor)
-
-
-def _inode(file: int) -> tuple[int, int]:
-    status = os.fstat(file)
-    return status.st_dev, status.st_ino

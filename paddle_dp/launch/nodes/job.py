@@ -183,10 +183,6 @@ class _Node:
     def number(self) -> int:
         return self.job.node_rank or 0
 
-    @property
-    def limits(self) -> NodeLimits:
-        return self.node_job.limits
-
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
             "waits": self._waits, "prepare": self._prepare, "begin": self._begin, "judge": self._judge,
@@ -211,18 +207,18 @@ class _Node:
                 return self._quit()
             # The request that has stopped the ranks was sent to each node, and comes to this one later.
             self.obeyed = self.signals.times
-        waited = self.member.alone
+        waited, limits = self.member.alone, self.node_job.limits
         state, advice = "no answer", "Is node 0 running, and can this node reach it?"
         if self.member.refusal:
             state, advice = "not let in", f"{self.member.refusal}."
-        if not self.member.known and waited > self.limits.gather:
+        if not self.member.known and waited > limits.gather:
             console.write(f"{state} at {self.job.master} for {waited:.0f} s (watch.start). {advice}")
             return NOBODY
         if not self.member.known and waited > NOTICE and not self.is_warned:
             self.is_warned = True
-            limit = f"{self.limits.gather:.0f} s at most (watch.start)"
+            limit = f"{limits.gather:.0f} s at most (watch.start)"
             console.write(f"{state} at {self.job.master} yet, waiting for {limit}. {advice}")
-        if self.member.known and waited > self.limits.rejoin:
+        if self.member.known and waited > limits.rejoin:
             return self._end(
                 f"node 0 did not return to {self.job.master} within {waited:.0f} s (watch.rejoin). The nodes meet on "
                 "its machine: without it there is no job.",
@@ -384,7 +380,8 @@ class _Node:
         text = f"node 0 at {self.job.master} is lost: {message['why']}."
         if not self.job.restarts:
             return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST)
-        console.write(f"{text} Waiting for it, for {self.limits.rejoin:.0f} s at most (watch.rejoin)")
+        rejoin = self.node_job.limits.rejoin
+        console.write(f"{text} Waiting for it, for {rejoin:.0f} s at most (watch.rejoin)")
         return None
 
     def _refused(self, message: Message) -> int:

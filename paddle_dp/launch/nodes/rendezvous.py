@@ -153,7 +153,7 @@ class Rendezvous:
             if self.state == "running":
                 self._regroup(f"{member} has {member.ranks} ranks now")
         elif message["say"] == "tell":
-            self._tell_but(number, str(message["words"])[:MAX_TEXT_CHARS])
+            self._send_all(but=number, say="told", words=str(message["words"])[:MAX_TEXT_CHARS])
         elif message["say"] == "ended":
             member.ranks = ranks_of(message) if "ranks" in message else member.ranks
             member.memory = message.get("memory")
@@ -169,7 +169,8 @@ class Rendezvous:
         elif self.state in ("running", "ending") and number in self._runs and number not in self._done:
             if self.limits.spare is not None and number >= self.limits.spare and self.state == "running":
                 self._done[number] = "spared"
-                self._tell_but(number, f"{member} is lost: {why}. The others go on without it.")
+                text = f"{member} is lost: {why}. The others go on without it."
+                self._send_all(but=number, say="told", words=text)
                 self._notice_end()
                 return
             self._done[number] = "lost"
@@ -309,10 +310,6 @@ class Rendezvous:
 
     def _enter(self, state: State) -> None:
         self.state, self._began, self._named = state, 0.0, False
-
-    def _tell_but(self, number: int, text: str) -> None:
-        """Prints a text on the screens of all nodes but `number`."""
-        self._send_all(but=number, say="told", words=text)
 
     def _tell(self, **message: Any) -> None:
         """Sends a message to each node that takes part in the attempt."""
