@@ -19,16 +19,8 @@ from paddle_dp.mesh.degrees import REPLICA_AXES
 from paddle_dp.plan.bound import Compute
 from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.pipeline_schedule import Work, orders
-from paddle_dp.plan.rank_memory import (
-    Blocks,
-    Layout,
-    Weight,
-    distinct_weights,
-    layer_loads,
-    layers,
-    owned,
-)
-from paddle_dp.plan.sharded import travels
+from paddle_dp.plan.rank_memory import Blocks, Layout, Weight, distinct_weights, owned
+from tools.benchmark.fetched_weights import Fetches, fetched_weights, is_recomputed
 from tools.benchmark.forecast import block_shares
 from tools.benchmark.link_events import Key, Kind, Link, Op, Play, Transfer
 
@@ -117,7 +109,9 @@ class _RankScript:
         self.most_in_flight = min(total / WAITING, MOST_WAITING * self.degrees.sharding)
         # In a pipeline all micro-batches fetch alike; else all later ones as the second.
         self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
-        self.fetches = self._fetches(own_blocks)
+        self.fetches: Fetches = {}
+        if self.stage == 3:
+            self.fetches = fetched_weights(script.blocks, own_blocks, self.layout, self.owners, self.passes)
         self.program: list[Op] = []
         self._buckets: dict[int, _Bucket] = {}
         self._sent: list[Key] = []  # exchanges of gradients of this step
@@ -165,7 +159,7 @@ class _RankScript:
         for number in numbers if forward else reversed(numbers):
             self._need(step, name, numbers, number)
             seconds = compute * script.shares[number] * equal
-            if not forward and self._is_recomputed(number):
+            if not forward and is_recomputed(self.layout, len(script.blocks), number):
                 seconds += script.compute.forward * script.shares[number] * equal
             self._block(name, number, seconds)
             if not forward and (is_last or self.stage >= 2):
@@ -174,10 +168,6 @@ class _RankScript:
             self._send_rest(name)
         if (sent := self._handover(name, virtual_stage, virtual_stage + onward)) is not None:
             self._start(sent)
-
-    def _is_recomputed(self, number: int) -> bool:
-        every = self.layout.recompute.blocks
-        return bool(every) and 0 < number < len(self.script.blocks) - 1 and number % every == 0
 
     def _block(self, name: tuple[Any, ...], number: int, seconds: float) -> None:
         """A block's work, with the exchanges within it at equal distances."""
@@ -401,26 +391,3 @@ class _RankScript:
         reply = Transfer(frozenset([self.rank]), flows, "fetches", messages=2)
         self.script.transfers[key, self.rank] = reply
         return key, self.rank
-
-    def _fetches(self, own_blocks: Sequence[int]) -> dict[tuple[int, str, int], list[Weight]]:
-        """The weights that stage 3 fetches for a block, also the rank's own, in the forward and in the backward of the
-        first micro-batch and of later ones. What is still held since its last use is not fetched again; in a pipeline
-        every use counts, as in `plan.exchange`."""
-        if self.stage != 3:
-            return {}
-        numbered = [(number, layer) for number in own_blocks for layer in layers(self.script.blocks[number])]
-        loads = layer_loads([layer for _, layer in numbered], self.owners, self.layout)
-        backward = []
-        for number in reversed(own_blocks):
-            of_block = [at for at, (block, _) in enumerate(numbered) if block == number]
-            backward += [*(of_block if self._is_recomputed(number) else ()), *reversed(of_block)]
-        uses = [("forward", at) for at in range(len(numbered))] + [("backward", at) for at in backward]
-        goes = [True] * len(uses)
-        if self.degrees.pipeline == 1:
-            order = tuple(at for _, at in uses) * self.passes
-            goes = travels(order, tuple(map(tuple, loads)), self.layout.prefetch)
-        fetches: defaultdict[tuple[int, str, int], list[Weight]] = defaultdict(list)
-        for number, ((kind, at), go) in enumerate(zip(uses * self.passes, goes, strict=True)):
-            block, layer = numbered[at]
-            fetches[number // len(uses), kind, block] += layer if go else ()
-        return fetches
