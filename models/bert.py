@@ -140,6 +140,8 @@ class BERT(Chain):
 class Config:
     """Attention weights are never dropped."""
 
+    causal: ClassVar[bool] = False  # for `paddle-dp plan`: attention goes both ways
+
     hugging_face: ClassVar[dict[str, Any]] = {
         "sizes": {
             "vocab_size": "vocab", "hidden_size": "width", "num_hidden_layers": "depth",

@@ -109,6 +109,8 @@ class ViT(Chain):
 class Config:
     """Attention weights are never dropped."""
 
+    causal: ClassVar[bool] = False  # for `paddle-dp plan`: attention goes both ways
+
     hugging_face: ClassVar[dict[str, Any]] = {
         "sizes": {
             "image_size": "image", "patch_size": "patch", "num_channels": "channels", "hidden_size": "width",

@@ -30,10 +30,10 @@ def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, An
         unitless = match and not match[2]
         wrong = "has no unit: write a quantity" if unitless else "is not a quantity"
         raise ValueError(f"'{text}' {wrong} like '{example}' (units: {known})")
-    number = float(match[1].replace("_", ""))
-    if isinf(number):
+    number, unit = float(match[1].replace("_", "")), units[match[2]]
+    if isinf(number if isinstance(unit, str) else number * unit):
         raise ValueError(f"'{text}' is too large")
-    return number, units[match[2]]
+    return number, unit
 
 
 def _shortest(number: float) -> str:

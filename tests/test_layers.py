@@ -64,7 +64,7 @@ LINES_TODAY: dict[str, int] = {
     "core": 4600, "learner": 1650, "axes": 3760, "strategies/async_average": 350, "strategies/replicas": 500,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1550, "strategies/branches": 1100,
     "checks": 900, "identity": 1800, "checkpoint": 2150, "why": 1200,
-    "certificate": 1000, "assembly": 1970, "train": 1900, "plan": 2800, "cli": 1650, "dashboard": 1450,
+    "certificate": 1000, "assembly": 1970, "train": 1900, "plan": 2840, "cli": 1670, "dashboard": 1450,
     "callbacks": 1550, "verbs": 2400, "plug-ins": 6600, "launch": 6100, "doctor": 1800, "proof": 4500, "audit": 2600,
     "ray": 500,
 }  # fmt: skip

@@ -51,6 +51,8 @@ def test_a_quantity_is_read_from_its_text(kind: type, text: str, value: object) 
         (Length, None, "is not a quantity"),
         (Length, "1.5 steps", "a number of steps is whole"),
         (Length, "1e999 steps", "too large"),
+        (Bytes, "1e308 TB", "too large"),
+        (LinkSpeed, "1e308 Gbit/s", "too large"),
         (Every, "x", "like '50 steps'"),
         (Every, "0 steps", "1 or more"),
         (Every, "0.5 epochs", "whole number"),

@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
     given = parser.parse_args()
-    widths = Widths.for_states(states_of(read_recipe(given.recipe, given.overrides).optimizer.config))
+    widths = Widths.for_states(states_of(read_recipe(given.recipe, given.overrides)))
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
         overrides = tuple(given.overrides)
         sides = SideRunner(

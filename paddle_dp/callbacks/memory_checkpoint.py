@@ -97,7 +97,7 @@ class MemoryCheckpointCallback(Callback):
         trained = sum(math.prod(tensor.shape) for tensor in shards if not tensor.stop_gradient)
         recipe, numbers = self.run.recipe, 2
         if recipe is not None:
-            numbers = states_of(recipe.optimizer.config) + (recipe.ema is not None)
+            numbers = states_of(recipe)
             numbers += recipe.train.precision.level == "O2"  # a float32 copy of each weight
         return round(sum(map(nbytes, shards)) + 4 * numbers * trained)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -87,14 +87,18 @@ def check(
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.launch.sized import sizes
     from paddle_dp.launch.tries import Tries
+    from paddle_dp.recipe import read_recipe
     from paddle_dp.recipe.check import check_all
 
     files, settings = recipes_and_settings(arguments)
 
     @cache
-    def sized(file: Path) -> tuple[Sequence[str], Sequence[str]]:
-        there = sizes(file, settings, ranks or 1)
+    def sized(file: Path, count: int = ranks or 1) -> tuple[Sequence[str], Sequence[str]]:
+        there = sizes(file, settings, count)
         return (*settings, *there.overrides), there.remarks
+
+    def on(file: Path, count: int) -> Recipe:
+        return read_recipe(file, sized(file, count)[0])
 
     with Tries() as tried:
 
@@ -103,15 +107,21 @@ def check(
             return [*lines, *tried(file, sized(file)[0])] if run else lines
 
         status = check_all(
-            files, settings, _forecast(ranks, build, link, compute, memory), trial_lines, sized
+            files, settings, _forecast(ranks, build, link, compute, memory, on), trial_lines, sized
         )
     raise typer.Exit(status)
 
 
 def _forecast(
-    ranks: int | None, build: int | None, link: str | None, compute: str | None, memory: str | None
-) -> Callable[[Recipe], Iterator[str]] | None:
-    """Returns the function for the lines that `check --ranks` and `--memory` add to a recipe's; None without both."""
+    ranks: int | None,
+    build: int | None,
+    link: str | None,
+    compute: str | None,
+    memory: str | None,
+    on: Callable[[Path, int], Recipe],
+) -> Callable[[Recipe, Path], Iterator[str]] | None:
+    """Returns the function for the lines that `check --ranks` and `--memory` add to a recipe's; None without both.
+    `on`: the recipe in a file on so many ranks."""
     if memory is not None:
         from paddle_dp.launch.silence import import_paddle
 
@@ -119,8 +129,10 @@ def _forecast(
         import_paddle()
         from paddle_dp.verbs.scale import fits_from
 
-        others = None if ranks is None else _forecast(ranks, build, link, compute, None)
-        return lambda recipe: chain(others(recipe) if others else (), fits_from(recipe, size))
+        others = None if ranks is None else _forecast(ranks, build, link, compute, None, on)
+        return lambda recipe, file: chain(
+            others(recipe, file) if others else (), fits_from(recipe, size, partial(on, file))
+        )
     if ranks is None:
         for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
             if value is not None:
@@ -141,7 +153,7 @@ def _forecast(
         speed = quantity("--link", LinkSpeed, link)
         seconds = None if compute is None else quantity("--compute", Duration, compute).seconds
         wire = Wire(link=speed, compute=None if seconds is None else Compute.from_seconds(seconds))
-    return lambda recipe: forecast(recipe, ranks, build, wire)
+    return lambda recipe, _: forecast(recipe, ranks, build, wire)
 
 
 def plan(
@@ -151,9 +163,12 @@ def plan(
         str, typer.Option(metavar="N|MIN..MAX", help="Cards: 64; several: 8,12,16; 1..64: 1, 2, 4 … 64.")
     ] = "1..64",
     device: Annotated[
-        str,
-        typer.Option(metavar="DEVICE", help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16."),
-    ] = "a100-80",
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16; a100-80 without it.",
+        ),
+    ] = None,
     measured: Measured = None,
     link: Link = None,
     node: Annotated[int | None, typer.Option(metavar="N", help="Cards in a node; 8 without it.")] = None,
@@ -178,6 +193,8 @@ def plan(
     from paddle_dp.launch.silence import import_paddle
     from paddle_dp.plan.probe import Probe
 
+    if device is not None and measured is not None:
+        raise UsageError(f"--device {device} and --measured {measured} are two devices: give one of them.")
     probe = None if measured is None else Probe.read(measured)
     chosen = _planned_device(device, probe, link, node)
     if price is not None and not 0 < price <= 1e6:
@@ -197,7 +214,7 @@ def plan(
     _positive("--try", 1 if try_ is None else try_)
     planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
     if try_ is not None:
-        refuse(planned)
+        refuse(planned, probe)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if png is not None:
         write_picture(png, draw_plan(planned))
@@ -213,12 +230,12 @@ def plan(
         print(f"\n{path} is written:  {start_command(path, numbers[0], chosen.node)}")
 
 
-def _planned_device(name: str, probe: Probe | None, link: str | None, node: int | None) -> Device:
+def _planned_device(name: str | None, probe: Probe | None, link: str | None, node: int | None) -> Device:
     from dataclasses import replace
 
     from paddle_dp.plan.devices import device_named
 
-    chosen = device_named(name) if probe is None else probe.device()
+    chosen = device_named("a100-80" if name is None else name) if probe is None else probe.device()
     if link is not None:
         speed = quantity("--link", LinkSpeed, link).bytes_per_second
         chosen = replace(chosen, node_link=speed, family="")  # no published run has this network

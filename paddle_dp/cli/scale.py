@@ -57,7 +57,7 @@ def scale(
     from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import read_recipe
 
-    if last < 1 or minutes <= 0:
+    if last < 1 or not minutes > 0:
         raise UsageError(f"scale: --to {last} and --minutes {minutes:g}: give numbers above 0.")
     check_file("--probe", probe)
     check_file("--png", png, ".png")
@@ -67,7 +67,7 @@ def scale(
     if read_recipe(recipe, settings).strategy.name == "single":
         settings.append("strategy.use=data_parallel")
     read = read_recipe(recipe, settings)
-    count = ranks or _ranks_here(read.train.device)
+    count = _ranks_here(read.train.device) if ranks is None else ranks
     check_ranks(count)
     rates = None if measured is None else Probe.read(measured)
     import_paddle()

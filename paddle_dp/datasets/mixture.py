@@ -165,6 +165,11 @@ class Config:
         """Tokens of a sample, if the first data set has a `length`; 0 if not."""
         return getattr(self.sources[0].dataset.config, "length", 0)
 
+    @property
+    def masks_documents(self) -> bool:
+        """Whether samples are packed documents, in any of the data sets."""
+        return any(getattr(source.dataset.config, "masks_documents", False) for source in self.sources)
+
     def build(self, split: str) -> InterleavedSamples | Concatenated | None:
         """The samples of the data sets as they are; None if no data set holds anything out."""
         is_train = checked_split(split) == "train"

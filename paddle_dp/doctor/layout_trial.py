@@ -19,9 +19,11 @@ from typing import Any
 
 from paddle_dp.doctor.bench import Bench, bench_for
 from paddle_dp.doctor.probe_rank import TRIAL_STEPS, WINDOW, WINDOWS
+from paddle_dp.doctor.prove_rank import processor
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.machine import Machine
 from paddle_dp.plan.error_bars import TIE
+from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import write_recipe
@@ -34,7 +36,7 @@ MINUTES = 60.0
 SPARE = 0.5  # further processes that delay no rank
 # A few steps are no training: a constant rate needs no warm-up, and nothing is evaluated, saved or shown.
 CONSTANT_RATE = "schedule={use: constant, learning_rate: 1.0e-6}"
-SHORT = (CONSTANT_RATE, "callbacks=[]", f"train.length={TRIAL_STEPS} steps")
+SHORT = (CONSTANT_RATE, "callbacks=[]", "train.batch_ramp=null", f"train.length={TRIAL_STEPS} steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +106,15 @@ class Trial:
             yield f"the plan was wrong: {best.planned.choice} took {share}"
 
 
-def refuse(plan: RecipePlan) -> None:
-    """Raises UsageError unless this machine has the plan's ranks, on the kind of device that it is for."""
+def refuse(plan: RecipePlan, probe: Probe | None = None) -> None:
+    """Raises UsageError unless this machine has the plan's ranks, on the kind of device that it is for; with a
+    `probe`, unless it has the probe's processor."""
     ranks, device, here = plan.rankings[0].ranks, plan.planner.device, Machine.here()
+    if probe is not None and probe.machine.get("processor") != processor():
+        raise UsageError(
+            f"--try: the probe is of {probe.machine.get('processor')}, and this machine has {processor()}: measure "
+            "here: paddle-dp scale RECIPE --probe FILE."
+        )
     name = f"--try runs {plural(ranks, 'rank')} on {device.name}"
     if not device.accelerator:
         if ranks > here.cores:

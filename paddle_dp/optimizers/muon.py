@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,6 +50,12 @@ class Config(OptimizerConfig):
 
     epsilon: AboveZero = 1e-10
     """Added to the square root in AdamW's denominator."""
+
+    def update_flops(self, shapes: Sequence[Sequence[int]]) -> float:
+        """FLOPs in an update of hidden matrices of these shapes, for `plan`: in each iteration a square of m · m from
+        m · n, the square of that, and its product with m · n, for m ≤ n. Other shapes have none."""
+        sides = (sorted(shape) for shape in shapes if len(shape) == 2)
+        return float(self.iterations * sum(4 * m * m * n + 2 * m**3 for m, n in sides))
 
     def prepare(self, model: nn.Layer) -> list[str]:
         """Marks the hidden matrices of the whole model, before it is placed, and describes them."""

@@ -92,7 +92,7 @@ class Numerics:
 
     `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `reduce_dtype`: of gradients on their
     way, as Layout's. `flash`: attention keeps no scores. `accelerator`: as the device's. `masked`: samples are packed
-    documents.
+    documents. `update_flops`: of float32 products in an update of one block.
     """
 
     low: bool
@@ -101,6 +101,7 @@ class Numerics:
     reduce_dtype: ReduceDtype | None = None
     accelerator: bool = True
     masked: bool = False
+    update_flops: float = 0.0
 
     @property
     def number(self) -> int:
@@ -201,10 +202,10 @@ def workload_of(
     }  # fmt: skip
     constants: dict[str, float] = model.columns() | device_columns(device, numerics.low)
     constants |= {
-        "ulysses": 1, "flash": numerics.flash, "masked": numerics.masked, "fp8": 0, "overlaps_data": 1,
-        "overlaps_stages": 0,
-        "recomputed_products": 0, "number": numerics.number, "gradient": numerics.gradient,
-        "parameter": numerics.widths.parameter, "cast": _CAST if o1 else 0.0,
+        "ulysses": 1, "flash": numerics.flash, "masked": numerics.masked or not model.causal, "fp8": 0,
+        "overlaps_data": 1, "overlaps_stages": 0, "data_outside": 1, "recomputed_products": 0,
+        "number": numerics.number, "gradient": numerics.gradient, "parameter": numerics.widths.parameter,
+        "cast": _CAST if o1 else 0.0, "update_products": numerics.update_flops * constants["peak"] / device.peak32,
     }  # fmt: skip
     filled = {name: np.full(len(choices), float(number)) for name, number in constants.items()}
     filled |= {name: np.asarray(column, float) for name, column in columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from paddle_dp.errors import UsageError, did_you_mean
 
@@ -83,3 +84,9 @@ def device_named(name: str) -> Device:
             f"--device {name}: there is no data sheet of that name.{did_you_mean(key, DEVICES, 'Devices:')}"
         )
     return DEVICES[key]
+
+
+@cache
+def used_cards(ranks: int, node: int) -> int:
+    """The cards that so many ranks use of each node of `node`: the most that divide them."""
+    return max(n for n in range(1, min(ranks, node) + 1) if ranks % n == 0)

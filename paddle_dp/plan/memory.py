@@ -45,10 +45,11 @@ from math import prod
 from typing import Any
 
 
-def states_of(optimizer: Any) -> int:
-    """Numbers that a recipe's optimizer keeps per element of a parameter; as many as AdamW, if it does not say so."""
-    states: int = getattr(optimizer, "states", 2)
-    return states
+def states_of(recipe: Any) -> int:
+    """Numbers that are kept per element of a trained parameter where it is updated: the optimizer's, as many as
+    AdamW's, if it does not say so, and the average of the weights (`ema`)."""
+    states: int = getattr(recipe.optimizer.config, "states", 2)
+    return states + (recipe.ema is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

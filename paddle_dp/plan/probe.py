@@ -164,9 +164,10 @@ class Probe:
             raise UsageError(
                 f"--ranks {ranks}: the probe has 1 rank, and no collectives: measure with --ranks 2 or more."
             )
-        if ranks > self.node and device.node_link == self.device().node_link:
+        node = min(self.node, device.node)
+        if ranks > node and device.node_link == self.device().node_link:
             raise UsageError(
-                f"--ranks {ranks}: the probe has the links of one machine with {plural(self.node, 'rank')}: add --link "
+                f"--ranks {ranks}: the probe has the links of one machine with {plural(node, 'rank')}: add --link "
                 "SPEED, the network of a machine, such as '10 Gbit/s'."
             )
         return self.rates()

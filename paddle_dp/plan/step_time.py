@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paddle_dp.plan.devices import used_cards
 from paddle_dp.plan.kernel_time import SHEET, BlockTimes, Rates, block_times
 from paddle_dp.plan.workload import Numbers, Workload
 
@@ -64,6 +65,7 @@ def step_time(load: Workload, rates: Rates = SHEET) -> StepTime:
     terms["data"] = _exposed(load, weights, slot, load.micros * (slot + head), rates)
     shards = np.where(load.stage > 0, np.maximum(load.sharded, 1.0), 1.0)
     terms["update"] = weights * UPDATE_BYTES / shards / (load.memory_rate * rates.memory)
+    terms["update"] += load.full_depth * load.update_products / shards / (load.peak * rates.gemm)
     terms["fixed"] = np.full(len(load), rates.fixed)
     return StepTime(terms=terms)
 
@@ -106,8 +108,9 @@ def _exposed(
 
 # Links ----------------------------------------------------------------------------------------------------------------
 # Seconds of a layout's exchanges, axis by axis: each over the links that its ranks have. Neighbouring ranks are on one
-# tensor axis, then sequence, sharding, pipeline and data (`mesh.degrees.AXES`). An axis within a node has the cards'
-# links; one across nodes shares the node's network cards with the axes next to it.
+# tensor axis, then sequence, sharding, pipeline and data (`mesh.degrees.AXES`); Megatron has data within pipelines
+# (`data_outside` is 0). An axis within a node has the cards' links; one across nodes shares the node's network cards
+# with the axes next to it.
 
 
 def ring_seconds(size: Numbers, ranks: Numbers, rate: Numbers, rates: Rates) -> Numbers:
@@ -118,11 +121,29 @@ def ring_seconds(size: Numbers, ranks: Numbers, rate: Numbers, rates: Rates) -> 
     return np.where(ranks > 1, seconds, 0.0)
 
 
+def node_cards(load: Workload) -> Numbers:
+    """The cards of a node that each layout uses."""
+    pairs = zip(load.ranks, load.node, strict=True)
+    return np.array([used_cards(round(ranks), round(node)) for ranks, node in pairs], float)
+
+
+def in_a_node(neighbours: Numbers, load: Workload) -> Numbers:
+    """The fewest of a group of neighbouring ranks that any node has of it: all of them, if their number divides its
+    cards; of 3 on nodes of 8 the third group has 2 on one node and 1 on the next."""
+    return np.gcd(neighbours.astype(int), node_cards(load).astype(int)).astype(float)
+
+
+def ring_rate(local: Numbers, ranks: Numbers, load: Workload, rates: Rates) -> Numbers:
+    """Bytes/s of a ring of `ranks` of which a node has `local`: of the cards' links, or of so many network cards."""
+    inside = load.card_link * rates.card_link
+    across = np.minimum(inside, load.node_link * rates.node_link * local / load.node)
+    return np.where(local >= ranks, inside, across)
+
+
 def tensor_seconds(load: Workload, rates: Rates) -> Numbers:
     """One all-reduce of a block's output of a micro-batch; with sequence_parallel its two halves, of the same bytes."""
     size = load.micro * load.length / load.sequence * load.width * load.number
-    across = np.minimum(load.node_link * rates.node_link, load.card_link * rates.card_link)
-    rate = np.where(load.tensor <= load.node, load.card_link * rates.card_link, across)
+    rate = ring_rate(in_a_node(load.tensor, load), load.tensor, load, rates)
     return ring_seconds(size, load.tensor, rate, rates)
 
 
@@ -136,7 +157,7 @@ def sequence_seconds(load: Workload, rates: Rates) -> Numbers:
     exchanged = (n - 1) / n * tokens * (2 * load.width + 2 * kv) / load.tensor * load.number
     share = np.minimum(load.node, load.tensor * n)  # cards of a node that use its network at the same time
     across = np.minimum(load.node_link * rates.node_link / share, load.card_link * rates.card_link)
-    inside = (load.tensor * n <= load.node) & (load.ulysses == 1)
+    inside = (in_a_node(load.tensor * n, load) == load.tensor * n) & (load.ulysses == 1)
     rate = np.where(inside, load.card_link * rates.card_link, across)
     seconds = np.where(load.ulysses == 1, exchanged, gathered) / rate + load.ulysses * 4 * rates.start
     return np.where(n > 1, seconds, 0.0)
@@ -147,19 +168,28 @@ def handover_seconds(load: Workload, rates: Rates) -> Numbers:
     Narayanan et al., arXiv:2104.04473, section 4.1)."""
     size = load.micro * load.length / load.sequence * load.width * load.number / load.tensor
     across = load.node_link * rates.node_link / load.node
-    rate = np.where(load.ranks <= load.node, load.card_link * rates.card_link, across)
+    stages = pipeline_ranks(load)
+    rate = np.where(in_a_node(stages, load) == stages, load.card_link * rates.card_link, across)
     return np.where(load.pipeline > 1, size / rate + rates.start, 0.0)
+
+
+def pipeline_ranks(load: Workload) -> Numbers:
+    """The neighbouring ranks among which a pipeline's are: those of all axes within it."""
+    within = np.where(load.data_outside == 1, load.sequence * load.sharded, load.sequence * load.data)
+    return load.tensor * within * load.pipeline
 
 
 def data_rate(load: Workload, rates: Rates) -> Numbers:
     """Bytes/s of one rank's ring over data and sequence: as many rings share a node's network cards as it has ranks
-    with other weights."""
+    with other weights. A node has one part of the ring, or, of the data axis outside of pipelines, one in each of its
+    pipelines."""
     ranks = load.data * load.sequence
-    local = np.minimum(ranks, np.maximum(1.0, load.node / load.tensor))
-    across = np.minimum(
-        load.card_link * rates.card_link, load.node_link * rates.node_link * local / load.node
-    )
-    return np.where(ranks <= local, load.card_link * rates.card_link, across)
+    split = (load.data_outside == 1) & (load.pipeline > 1)
+    part = np.where(split, load.sharded * load.sequence, ranks)
+    local = np.maximum(1.0, in_a_node(part * load.tensor, load) / load.tensor)
+    pipelines = node_cards(load) / pipeline_ranks(load)
+    local *= np.where(split & (pipelines == np.floor(pipelines)), np.minimum(pipelines, ranks / part), 1.0)
+    return ring_rate(local, ranks, load, rates)
 
 
 def gradient_seconds(load: Workload, weights: Numbers, rates: Rates) -> Numbers:

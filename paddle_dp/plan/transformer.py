@@ -17,7 +17,7 @@ class Transformer:
 
     `depth` blocks of `width`, with `heads` of q and `kv_heads` of k and v; an MLP of `hidden` with `matrices` products
     (3: gated); `vocab` words in the head, for each of `length` tokens; `tables`: embedding and head of their own (2) or
-    one for both (1).
+    one for both (1). `causal`: a token attends to earlier ones alone, as decoders do.
     """
 
     depth: int
@@ -29,6 +29,7 @@ class Transformer:
     vocab: float
     length: int
     tables: int
+    causal: bool = True
 
     def columns(self) -> dict[str, float]:
         """The sizes as columns of a workload, but for `tables`, which depend on the pipeline."""
@@ -40,8 +41,9 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
     """The sizes of a model with this Config and these weights, for samples of `length` tokens (0: of the Config); or
     the reason why its products cannot be counted, as the end of a sentence.
 
-    The Config has `width`, `depth` and `heads`, and `vocab` and `length`, or an image's `image`, `patch` and `classes`.
-    The matrices of a block must belong to attention and an MLP, so that another architecture is not taken for one.
+    The Config has `width`, `depth` and `heads`, and `vocab` and `length`, or an image's `image`, `patch` and `classes`;
+    `causal = False` if attention goes both ways. The matrices of each block must belong to attention and an MLP, so
+    that another architecture is not taken for one.
     """
     sizes = {name: getattr(config, name, None) for name in ("width", "depth", "heads", "image", "patch")}
     width, depth, heads = (size if isinstance(size, int) else 0 for size in list(sizes.values())[:3])
@@ -59,6 +61,12 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
     hidden = _integer(config, "hidden") or 4 * width
     attention = width * (2 * width + 2 * kv_heads * width // heads)
     stored = matrix_elements(blocks[1])
+    other = next((n for n, block in enumerate(blocks[1:-1], 1) if matrix_elements(block) != stored), None)
+    if other is not None:
+        return (
+            f"its blocks differ: the matrices of block 1 have {stored:,} elements, and those of block {other} "
+            f"{matrix_elements(blocks[other]):,}"
+        )
     matrices = round((stored - attention) / (width * hidden))
     expected = attention + matrices * width * hidden
     if matrices not in (2, 3) or abs(stored - expected) > NEAR * expected:
@@ -68,7 +76,7 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
         )
     return Transformer(
         depth=depth, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, matrices=matrices, vocab=vocab,
-        length=length, tables=1 if getattr(config, "tied", False) else 2,
+        length=length, tables=1 if getattr(config, "tied", False) else 2, causal=bool(getattr(config, "causal", True)),
     )  # fmt: skip
 
 
@@ -78,5 +86,5 @@ def _integer(config: Any, name: str) -> int:
 
 
 def matrix_elements(weights: Sequence[Weight]) -> int:
-    """The elements of a block's matrices: weights with two dims."""
-    return sum(weight.size for weight in weights if len(weight.shape) == 2)
+    """The elements of a block's matrices: weights with two dims, or more, as those of experts together."""
+    return sum(weight.size for weight in weights if len(weight.shape) >= 2)

@@ -27,11 +27,13 @@ class Workload:
     among which ZeRO shards, `stage` 0 to 3; `virtual_stages` of a rank; `full_depth` and `last_depth`: blocks on the
     fullest rank of the pipeline and on its last one (by default `depth` / `pipeline`). `micro` samples in one of
     `micros` micro-batches of a rank. `sequence_parallel`, `ulysses` (heads are exchanged; else keys and values are
-    gathered), `flash` (scores stay out of memory), `masked` (samples are packed documents), `fp8`, `overlaps_data`,
-    `overlaps_stages` (the software computes meanwhile): 0 or 1. `recomputed_blocks`: the share of blocks that are
+    gathered), `flash` (scores stay out of memory), `masked` (flash attention skips no tile: of packed documents, or in
+    both directions), `fp8`, `overlaps_data`, `overlaps_stages` (the software computes meanwhile), `data_outside` (the
+    data axis lies outside of pipelines, sharding within): 0 or 1. `recomputed_blocks`: the share of blocks that are
     recomputed; `recomputed_scores`: attention is (0 or 1); `recomputed_products`: the share of all products that is.
     Bytes: of one `number` of activations, of a `gradient` and a `parameter` on their way; `cast`, moved by a pass over
-    a weight in addition to its products (float32 weights are read and rounded).
+    a weight in addition to its products (float32 weights are read and rounded). `update_products`: FLOPs of an update
+    of one block, as many as `peak` would do in the time.
     Device: `peak` FLOP/s, `memory_rate`, `card_link` and `node_link` bytes/s, `node` cards.
     """
 
@@ -62,6 +64,7 @@ class Workload:
     fp8: Numbers
     overlaps_data: Numbers
     overlaps_stages: Numbers
+    data_outside: Numbers
     recomputed_blocks: Numbers
     recomputed_scores: Numbers
     recomputed_products: Numbers
@@ -69,6 +72,7 @@ class Workload:
     gradient: Numbers
     parameter: Numbers
     cast: Numbers
+    update_products: Numbers
     peak: Numbers
     memory_rate: Numbers
     card_link: Numbers
@@ -112,8 +116,8 @@ class Workload:
 _NEUTRAL = {
     "matrices": 2, "tables": 1, "tensor": 1, "pipeline": 1, "data": 1, "sequence": 1, "stage": 0, "virtual_stages": 1,
     "sequence_parallel": 0, "ulysses": 0, "flash": 0, "masked": 0, "fp8": 0, "overlaps_data": 0, "overlaps_stages": 0,
-    "recomputed_blocks": 0, "recomputed_scores": 0, "recomputed_products": 0,
-    "number": 2, "gradient": 2, "parameter": 2, "cast": 0,
+    "data_outside": 0, "recomputed_blocks": 0, "recomputed_scores": 0, "recomputed_products": 0,
+    "number": 2, "gradient": 2, "parameter": 2, "cast": 0, "update_products": 0,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from paddle_dp.recipe.recipe import Recipe
 def check_all(
     files: Iterable[Path],
     overrides: Sequence[str] = (),
-    forecast: Callable[[Recipe], Iterable[str]] | None = None,
+    forecast: Callable[[Recipe, Path], Iterable[str]] | None = None,
     extra_check: Callable[[Recipe, Path], Iterable[str]] | None = None,
     sized: Callable[[Path], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> int:
@@ -46,7 +46,7 @@ def check_all(
                 print(f"  {line}", flush=True)
             if foreign:
                 print(f"  imported: {', '.join(foreign)}", flush=True)
-            for line in forecast(recipe) if forecast else _not_compared(recipe):
+            for line in forecast(recipe, file) if forecast else _not_compared(recipe):
                 print(f"  {line}", flush=True)
         except UsageError as error:
             print(error, file=sys.stderr, flush=True)

@@ -121,7 +121,8 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
 def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
     """The bytes that the rank holds, by name."""
     state = memory.state
-    sizes = {"weights": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+    kept = "optimizer" if recipe.ema is None else "optimizer and averages"
+    sizes = {"weights": state.parameters, "gradients": state.gradients, kept: state.optimizer}
     if memory.extra:
         sizes[layout.extra_label] = memory.extra
     if memory.transient:
@@ -135,7 +136,7 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
 
 def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     """Yields lines on the `count` devices of a process with replicas after the first, which holds `sizes`."""
-    copied = {name: size for name, size in sizes.items() if name != "optimizer"}
+    copied = {name: size for name, size in sizes.items() if not name.startswith("optimizer")}
     yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(copied)}"
     weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
     yield f"a step copies {weights} of weights there, and {gradients} of gradients back"

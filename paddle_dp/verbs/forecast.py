@@ -73,7 +73,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     for component in (recipe.strategy, *recipe.callbacks):
         component.refuse(recipe, ranks, device)
     widths = Widths.for_states(
-        states_of(recipe.optimizer.config),
+        states_of(recipe),
         low=precision.level == "O2" and precision.is_low and device != "cpu",
         double=precision.dtype == "float64",
     )

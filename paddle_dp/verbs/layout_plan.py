@@ -19,13 +19,13 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part import adapted, lazily
 from paddle_dp.plan import problems
 from paddle_dp.plan.candidates import Candidate, Numerics
-from paddle_dp.plan.devices import Device
+from paddle_dp.plan.devices import Device, used_cards
 from paddle_dp.plan.error_bars import BARS, RUNS, STAGE3, TIE
 from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.probe import Probe
-from paddle_dp.plan.rank_memory import total_parameters
+from paddle_dp.plan.rank_memory import Layout, total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
 from paddle_dp.plan.transformer import transformer
 from paddle_dp.recipe import Recipe, read_recipe
@@ -142,10 +142,14 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
     with lazily():
         model, _ = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
         blocks = describe_weights(model)
-    if recipe.adapter or recipe.optimizer.groups:
+    partly = {
+        "adapter": recipe.adapter, "optimizer.groups, frozen": any(each.frozen for each in recipe.optimizer.groups),
+        "turns": recipe.turns,
+    }  # fmt: skip
+    for key in (key for key, value in partly.items() if value):
         raise UsageError(
-            f"{'adapter' if recipe.adapter else 'optimizer.groups'}: a plan counts the products of a model that is "
-            "trained whole. Leave it out of the plan's recipe: its step is shorter."
+            f"{key}: a plan counts the products of a model that is trained whole. Leave it out of the plan's "
+            "recipe: its step is another."
         )
     length = getattr(recipe.dataset.config, "length", 0)
     sizes = transformer(recipe.model.config, length if isinstance(length, int) else 0, blocks)
@@ -156,6 +160,9 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
         )
     shape: Shape = as_hybrid.strategy.config.shape(as_hybrid)
     tied = bool(getattr(recipe.model.config, "tied", False))
+    flops = getattr(recipe.optimizer.config, "update_flops", None)
+    if flops is not None:
+        numerics = replace(numerics, update_flops=flops([weight.shape for weight in blocks[1]]))
     return Planner(
         model=sizes, blocks=blocks, shape=replace(shape, partition="uniform"), device=device, numerics=numerics,
         tied=tied, elementwise=getattr(recipe.optimizer.config, "elementwise", True), rates=rates,
@@ -179,7 +186,7 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
             f"--device {device.name} has no products of bfloat16: add train.precision=float16, or name another device."
         )
     low = precision.is_low and device.accelerator  # CPUs emulate 16 bits in float32
-    widths = Widths.for_states(states_of(recipe.optimizer.config), low=low and precision.level == "O2")
+    widths = Widths.for_states(states_of(recipe), low=low and precision.level == "O2")
     return Numerics(
         low=low, widths=widths, reduce_dtype=as_hybrid.strategy.config.reduce_dtype, flash=low and device.bfloat16,
         accelerator=device.accelerator, masked=masks_documents(recipe),
@@ -193,6 +200,8 @@ def current(recipe: Recipe, shape: Shape, ranks: int) -> Candidate | str:
     if degrees.ranks != ranks:
         return f"its layout is of {plural(degrees.ranks, 'card')}"
     shares = degrees.dp_size * micro_batches
+    if type(layout) is not Layout:
+        return "a plan describes whole gradients, and strategy.compress sends fewer bytes"
     if recipe.train.batch % shares:
         return (
             f"{plural(micro_batches, 'micro-batch', 'micro-batches')} on {degrees.dp_size} shares of the batch: "
@@ -245,7 +254,10 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
         raise UsageError(f"--write {folder}: {path} exists: name another folder, or remove it.")
     recipe = read_recipe(file, [*settings, *layout_settings(plan.recipe, chosen.choice)])
     layout_of(recipe, ranking.ranks)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--write {folder}: a file has this name: name a folder.") from None
     foretold = f"{duration(chosen.seconds)} a step" + (
         f", 8 of 10 within {duration(chosen.low)} and {duration(chosen.high)}" if chosen.rank else " at least"
     )
@@ -260,6 +272,6 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
 
 def start_command(path: Path, ranks: int, node: int) -> str:
     """The command that trains a recipe on so many cards, in nodes of at most `node`: the same on each of several."""
-    each = max(n for n in range(1, node + 1) if ranks % n == 0)
+    each = used_cards(ranks, node)
     nodes = f" --nodes {ranks // each} --master HOST:PORT --node-rank R" if ranks > each else ""
     return f"paddle-dp train {shlex.quote(str(path))} --ranks {each}{nodes}"

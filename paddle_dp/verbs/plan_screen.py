@@ -54,8 +54,8 @@ class PlanScreen:
         device = self.planner.device
         if max(ranking.ranks for ranking in self.rankings) <= device.node:
             return ""
-        rate = round(8e-9 * device.node_link)
-        return f"{plural(device.node, 'card')} in a node, {rate} Gbit/s from node to node (--node, --link)"
+        rate = f"{digits(8e-9 * device.node_link)} Gbit/s"
+        return f"{plural(device.node, 'card')} in a node, {rate} from node to node (--node, --link)"
 
     def _table(self, ranking: LayoutRanking) -> Iterator[str]:
         """Yields the best layout of each family, then the consequences of the chosen one, and those without a rank."""
@@ -75,6 +75,10 @@ class PlanScreen:
         for line in (*self._conclusions(ranking, chosen), *self._unranked(ranking)):
             yield from _wrapped(line)
 
+    @property
+    def _no_hours(self) -> str:
+        return f"no hours: they need a length in steps, and this is {self.recipe.train.length}"
+
     def _conclusions(self, ranking: LayoutRanking, chosen: PlannedLayout) -> Iterator[str]:
         plain = (
             f"the plainest of rank 1{'' if chosen.tight else ' that is not tight'}"
@@ -85,12 +89,12 @@ class PlanScreen:
         yield f"  its time: {_shares(chosen.shares)}"
         steps = self._steps()
         if steps is None:
-            yield f"  no hours: they need a length in steps, and this is {self.recipe.train.length}"
+            yield f"  {self._no_hours}"
         else:
-            hours = _hours(chosen, steps)
+            hours = self._hours(chosen, steps)
             cards = [ranking.ranks * each for each in hours]
             price = f", price {_between(*(each * self.price for each in cards))}" if self.price else ""
-            tokens = steps * self.recipe.train.batch * self.planner.model.length
+            tokens = self._full_batches(steps) * self.recipe.train.batch * self.planner.model.length
             yield (
                 f"  {steps:,} steps, {tokens:.3g} tokens: {_between(*hours)} hours, {_between(*cards)} "
                 f"card-hours{price}"
@@ -135,6 +139,19 @@ class PlanScreen:
         length = self.recipe.train.length
         return int(length.count) if length.unit == "steps" else None
 
+    def _full_batches(self, steps: int) -> float:
+        """How many times `train.batch` so many steps read: fewer than steps while the batch grows."""
+        train, ramp = self.recipe.train, self.recipe.train.batch_ramp
+        if ramp is None:
+            return steps
+        growing = min(steps, int(ramp.every.count) * -(-(train.batch - ramp.start) // ramp.increment))
+        samples = sum(ramp.size(update, train.batch) for update in range(growing))
+        return samples / train.batch + steps - growing
+
+    def _hours(self, row: PlannedLayout, steps: int) -> tuple[float, float]:
+        """The least and the most hours. A smaller batch takes no more than a whole one, and its share at least."""
+        return row.low * self._full_batches(steps) / _HOUR, row.high * steps / _HOUR
+
     def _curve(self) -> Iterator[str]:
         """Yields a line for each number of cards: the chosen layout's."""
         steps = self._steps()
@@ -149,7 +166,7 @@ class PlanScreen:
                 continue
             first = first or (ranking.ranks, chosen.seconds)
             efficiency = first[0] * first[1] / ranking.ranks / chosen.seconds
-            hours = _hours(chosen, steps or 0)
+            hours = self._hours(chosen, steps or 0)
             cards = [ranking.ranks * each for each in hours]
             costs = [_between(*each) for each in (hours, cards, [each * (self.price or 0) for each in cards])]
             mark = "" if chosen.rank else ", not foretold: at least"
@@ -158,6 +175,8 @@ class PlanScreen:
         yield from aligned(rows)
         if first is not None:
             yield ""
+            if steps is None:
+                yield self._no_hours
             yield (
                 f"eff.: samples a second of one card, of those with {plural(first[0], 'card')}. --ranks N shows all "
                 "layouts of one number."
@@ -202,10 +221,6 @@ def described(choice: Candidate) -> str:
     """ "data 8 × tensor 2, 4 micro-batches of 2, recompute none"."""
     batches = plural(choice.micro_batches, "micro-batch", "micro-batches")
     return f"{choice}, {batches} of {choice.micro}, recompute {choice.recompute}"
-
-
-def _hours(row: PlannedLayout, steps: int) -> tuple[float, float]:
-    return row.low * steps / _HOUR, row.high * steps / _HOUR
 
 
 def bar_text(row: PlannedLayout) -> str:

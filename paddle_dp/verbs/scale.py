@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
@@ -15,15 +15,16 @@ TRIED_RANKS = (*range(1, 17), 32, 64, 128, 256, 512, 1024)
 MOST_TOKENS = 8192  # of a product's shape: more rows fill no kernel better
 
 
-def fits_from(recipe: Recipe, limit: float) -> Iterator[str]:
+def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iterator[str]:
     """Yields a line on the smallest number of ranks on which the recipe's own layout fits into `limit` bytes of each
-    rank, of those up to 16 and then of 32, 64 … 1024; the batch stays the same."""
+    rank, of those up to 16 and then of 32, 64 … 1024. `on`: the recipe on so many, whose batch may be `32 per rank`."""
     blocks, allowed = blocks_of(recipe), LOAD * limit
     within = f"{amount(allowed)} ({LOAD:.0%} of {amount(limit)})"
     sizes: dict[int, float] = {}
     is_complete, reason = True, "it has none"
     for ranks in TRIED_RANKS:
         try:
+            recipe = on(ranks)
             layout = layout_of(recipe, ranks)
             layout, local = recipe.strategy.config.assigned(recipe, layout, blocks, 4)
         except PaddleDPError as error:

@@ -33,6 +33,12 @@ def check_scalable(recipe: Recipe) -> None:
             f"strategy.use={recipe.strategy.name}: scale knows the exchange of {', '.join(STRATEGIES)}: add "
             "strategy.use=data_parallel, or compare runs of that strategy (paddle-dp why)."
         )
+    train = recipe.train
+    if train.batch % train.micro_batches:
+        raise UsageError(
+            f"scale measures equal micro-batches, and {train.micro_batches} of them do not divide train.batch "
+            f"({train.batch}): add train.micro_batches=1."
+        )
     try:
         layout_of(recipe, 1)
     except UsageError as error:

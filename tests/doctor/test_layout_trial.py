@@ -23,6 +23,7 @@ from paddle_dp.plan.devices import DEVICES, Device
 from paddle_dp.plan.fullest_rank import RankBytes
 from paddle_dp.plan.ranking import PlannedLayout
 from paddle_dp.verbs.layout_plan import RecipePlan
+from tests.plan.test_probe import probe as measured_probe
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "gpt_tiny.yaml"
 HERE = replace(DEVICES["a100-80"], name="this CPU", family="", accelerator=False, bfloat16=False)
@@ -91,6 +92,10 @@ def test_ranks_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Machine, "here", lambda: Machine(kind="cpu", devices=(), cores=2))
     refuse(plan_for(2, HERE))
     with pytest.raises(
+        UsageError, match=r"--try: the probe is of EPYC, and this machine has .*: measure here"
+    ):
+        refuse(plan_for(2, HERE), measured_probe())
+    with pytest.raises(
         UsageError, match=r"--try runs 4 ranks on this CPU, and this machine has 2 processors: .*--ranks 2"
     ):
         refuse(plan_for(4, HERE))
@@ -124,7 +129,8 @@ def test_rounds_go_through_the_first_layouts(monkeypatch: pytest.MonkeyPatch) ->
     order: list[str] = []
 
     def measured(bench: Any, file: Path, settings: Any, row: PlannedLayout) -> list[float]:
-        assert "callbacks=[]" in settings and f"train.length={TRIAL_STEPS} steps" in settings
+        assert "callbacks=[]" in settings and "train.batch_ramp=null" in settings
+        assert f"train.length={TRIAL_STEPS} steps" in settings
         assert "train.device=cpu" in settings and settings[0] == "train.batch=8"
         order.append(str(row.choice))
         return [float(len(order))] * WINDOWS

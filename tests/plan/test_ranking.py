@@ -12,7 +12,15 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.activations import LOGIT_PEAK, Tokens
-from paddle_dp.plan.candidates import Candidate, Numerics, candidates, depths, micro_sizes, recompute_choices
+from paddle_dp.plan.candidates import (
+    Candidate,
+    Numerics,
+    candidates,
+    depths,
+    micro_sizes,
+    recompute_choices,
+    workload_of,
+)
 from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.error_bars import BARS, TIE, bar_class
 from paddle_dp.plan.fullest_rank import FREE, FullestRank
@@ -20,6 +28,7 @@ from paddle_dp.plan.legal import Anatomy, Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, Planner, is_foretold
+from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.units import Recompute
 
@@ -242,3 +251,26 @@ def test_sizes_come_from_settings_and_are_held_against_the_weights() -> None:
 )
 def test_another_model_is_not_taken_for_a_transformer(config: object, reason: str) -> None:
     assert reason in str(transformer(config, 0, blocks()))
+
+
+def test_blocks_that_differ_are_not_taken_for_the_first() -> None:
+    """Every other block of some models has experts: a plan took all of them for dense ones."""
+    dense, experts = blocks(), Weight(name="experts", size=8 * 4096**2, shape=(8, 4096, 4096))
+    mixed = [[*block, experts] if number == 2 else block for number, block in enumerate(dense)]
+    assert (
+        "its blocks differ: the matrices of block 1 have 201,326,592 elements, and those of block 2"
+        in str(transformer(Sizes(), 0, mixed))
+    )
+    everywhere = [dense[0], *([*block, experts] for block in dense[1:-1]), dense[-1]]
+    assert "a block's matrices have 335,544,320 elements" in str(transformer(Sizes(), 0, everywhere))
+
+
+def test_attention_in_both_directions_skips_no_tile() -> None:
+    choice = Candidate(degrees=Degrees(data=8), micro=1, micro_batches=32)
+    both = transformer(Sizes(causal=False), 0, blocks())
+    assert isinstance(both, Transformer) and GPT.causal and both == replace(GPT, causal=False)
+    one, two = (
+        step_time(workload_of(model, [choice], DEVICES["a100-80"], LOW)).terms["attention"][0]
+        for model in (GPT, both)
+    )
+    assert two / one == pytest.approx(2, rel=0.01)

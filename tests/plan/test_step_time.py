@@ -10,7 +10,14 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.devices import DEVICES, device_named
 from paddle_dp.plan.kernel_time import SHEET, product_seconds
-from paddle_dp.plan.step_time import SHARES, gradient_seconds, rank_weights, ring_seconds, step_time
+from paddle_dp.plan.step_time import (
+    SHARES,
+    data_rate,
+    gradient_seconds,
+    rank_weights,
+    ring_seconds,
+    step_time,
+)
 from paddle_dp.plan.workload import Workload, device_columns
 from tools.planner.fitted_rates import errors
 from tools.planner.published_rows import published
@@ -119,3 +126,47 @@ def test_a_device_is_found_under_its_common_names(name: str) -> None:
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"--device h1000: .* Did you mean 'h100'\? Devices: a100-40"):
         device_named("h1000")
+
+
+def test_a_group_that_lies_on_two_nodes_has_the_network_cards_of_the_fewer() -> None:
+    """Of 8 groups of 3 on nodes of 8 one has a single card on one node; nodes of 6 have whole groups."""
+    whole, torn = (
+        part(workload(tensor=3, data=8, node=6), "tensor"),
+        part(workload(tensor=3, data=8), "tensor"),
+    )
+    assert torn / whole == pytest.approx(300 / (200 / 8))
+    assert part(workload(tensor=3, data=2), "tensor") == pytest.approx(whole)  # 6 ranks are on one node
+
+
+@pytest.mark.parametrize(
+    ("settings", "network_cards"),
+    [
+        ({"pipeline": 8, "data": 8}, 1),
+        ({"pipeline": 2, "data": 32}, 4),
+        ({"pipeline": 2, "data": 32, "sharded": 32}, 8),
+        ({"pipeline": 2, "data": 32, "sharded": 2}, 4),
+        ({"pipeline": 2, "data": 16, "tensor": 2}, 2),
+        ({"data": 64}, 8),
+        ({"data": 24, "sharded": 3}, 8),
+    ],
+)
+def test_the_data_axis_lies_outside_of_pipelines(settings: dict[str, float], network_cards: int) -> None:
+    """Neighbouring ranks are stages: a node has as many members of a data ring as pipelines. Megatron's order has data
+    within pipelines, and its published runs stay as they are."""
+    share = 0.75 * 200e9 / 8
+    assert data_rate(workload(**settings, data_outside=1), EXACT)[0] == pytest.approx(network_cards * share)
+    assert data_rate(workload(pipeline=8, data=8), EXACT)[0] == pytest.approx(0.75 * 300e9)
+
+
+def test_a_pipeline_within_a_node_hands_over_on_its_links() -> None:
+    across, within = (part(workload(pipeline=8, data=8, data_outside=n), "stages") for n in (0, 1))
+    assert across / within == pytest.approx(300 / (200 / 8))
+
+
+def test_products_of_an_update_take_their_time_on_each_owner() -> None:
+    more = {"update_products": 0.8 * 312e12}
+    alone, owned = (
+        part(workload(**settings, **more), "update") - part(workload(**settings), "update")
+        for settings in ({}, {"data": 8, "stage": 1, "pipeline": 2})
+    )
+    assert (alone, owned) == (pytest.approx(48), pytest.approx(48 / 2 / 8))

@@ -52,7 +52,7 @@ class Model(Layer):
 def test_settings_and_a_forecast_are_of_every_recipe(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def forecast(recipe: Recipe) -> list[str]:
+    def forecast(recipe: Recipe, _: Path) -> list[str]:
         if recipe.train.batch == 8:
             raise UsageError("8 does not fit")
         return [f"batch {recipe.train.batch}", "and more"]

@@ -266,6 +266,7 @@ def test_a_threshold_is_of_long_steps_and_a_busy_machine_says_nothing() -> None:
     assert verdict([row(), wrong])[1] == 1
     lines, status = verdict([row(), replace(wrong, load=9.0)])
     assert status == 3 and lines[-1] == "The machine was busy: no verdict."
+    assert verdict([replace(wrong, place="namespaces"), replace(wrong, load=9.0)])[1] == 1
     assert verdict([replace(wrong, place="namespaces", foretold=1.15)])[1] == 0  # 9.5 %: at most 10 there
     cells = table([row()]).splitlines()[-1]
     assert cells == "| device | gpt | data 2 | 2 | 8 MB/s | 1000 | 1050 | 1000 … 1100 | -5 % | 900 |"

@@ -64,6 +64,8 @@ def test_bytes_are_those_of_the_optimizer_and_the_precision():
         "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
     )
     assert low[2] == "weights 64.1 MB, gradients 64.1 MB, optimizer 128 MB: 256 MB in all"
+    averaged = said("large_classifier", 2, None, "ema={decay: 0.999}")
+    assert averaged[2] == "weights 128 MB, gradients 128 MB, optimizer and averages 384 MB: 641 MB in all"
 
 
 def test_low_precision_is_narrow_on_accelerators_and_float32_where_it_is_emulated():

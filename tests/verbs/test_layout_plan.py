@@ -292,3 +292,92 @@ def test_a_plan_sends_gradients_as_the_layout_does(precision: str, reduce_dtype:
     strategy = f"strategy={{use: hybrid, reduce_dtype: {reduce_dtype}}}"
     recipe = read_recipe(SMALL, [*SHRUNK, strategy, f"train.precision={precision}"])
     assert numerics_of(recipe, recipe, DEVICES["a100-80"]).gradient == gradient
+
+
+def own_layout(*settings: str) -> PlannedLayout:
+    """The recipe's own layout on 8 cards, of data alone."""
+    row = planned("strategy={use: hybrid, recompute: full}", *settings).rankings[0].current
+    assert isinstance(row, PlannedLayout)
+    return row
+
+
+def test_the_average_of_the_weights_has_its_bytes() -> None:
+    """`check` and `plan` left it out: 4 bytes of each parameter that a rank updates."""
+    elements = sum(weight.size for block in planned().planner.blocks for weight in block)
+    more = own_layout("ema={decay: 0.999}").memory.total - own_layout().memory.total
+    assert more == 4 * elements
+
+
+def test_muons_iterations_are_products() -> None:
+    adamw, muon = own_layout(), own_layout("optimizer={use: muon, iterations: 3}")
+    square, sides = 4096, ([4096] * 4, [11008] * 3)
+    flops = 6 * 3 * sum(4 * square**2 * side + 2 * square**3 for same in sides for side in same)
+    assert muon.seconds - adamw.seconds == pytest.approx(flops / (0.8 * 156e12))
+
+
+def test_groups_that_freeze_nothing_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were refused as a model that is trained in part."""
+    assert own_layout("optimizer.groups=[{match: blocks.1, lr_scale: 0.5}]") == own_layout()
+    frozen = refused(capsys, str(SMALL), "optimizer.groups=[{match: blocks.1, frozen: true}]")
+    assert "optimizer.groups, frozen: a plan counts the products of a model that is trained whole" in frozen
+
+
+def test_a_mixture_of_packed_documents_has_their_mask() -> None:
+    packed = "{use: packed_texts, length: 2048}"
+    rows = [
+        RecipePlan.make(CONFIGS / "llama_packed.yaml", (*WIDE, f"dataset={data}"), [2], DEVICES["a100-80"])
+        .rankings[0]
+        .current
+        for data in (packed, f"{{use: mixture, sources: [{packed}, {packed}]}}")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_batch_that_grows_reads_fewer_tokens() -> None:
+    """The screen counted whole batches from the first step on."""
+    ramp = "train.batch_ramp={start: 16, increment: 16, every: 100 steps}"  # 16, 32, 48, then 64
+    plain, grown = (
+        next(line for line in PlanScreen(planned(*words)).lines() if " tokens: " in line)
+        for words in ((), (ramp,))
+    )
+    assert f"{1000 * 64 * 2048:.3g} tokens" in plain
+    assert f"{(100 * (16 + 32 + 48) + 700 * 64) * 2048:.3g} tokens" in grown
+    (low, high), (less, same) = (
+        re.findall(r"([\d.]+) to ([\d.]+) hours", line)[0] for line in (plain, grown)
+    )
+    assert float(less) == pytest.approx(0.85 * float(low), rel=0.01) and same == high
+
+
+def test_several_numbers_in_epochs_say_that_there_are_no_hours() -> None:
+    lines = [*PlanScreen(planned("train.length=2 epochs", ranks="1..8", price=2.0)).lines()]
+    assert any("no hours: they need a length in steps, and this is 2 epochs" in line for line in lines)
+
+
+def test_a_slow_network_is_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (str(SMALL), *SHRUNK, "--ranks", "16", "--link")
+    assert " in a node, 0.3 Gbit/s from node to node" in shown(capsys, *words, "300 Mbit/s")
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plans").write_text("")
+    for folder in (tmp_path / "plans", tmp_path / "plans" / "new"):
+        text = refused(capsys, str(SMALL), *SHRUNK, "--ranks", "8", "--write", str(folder))
+        assert f"--write {folder}: a file has this name" in text
+
+
+def test_a_measured_machine_is_the_device_and_its_nodes_need_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "probe.json"
+    measured_probe().write(file)
+    words = [str(CONFIGS / "gpt_tiny.yaml"), "--measured", str(file), "--ranks", "2"]
+    assert "are two devices" in refused(capsys, *words, "--device", "h100")
+    assert "add --link" in refused(capsys, *words, "--node", "1")
+    assert "on 2 ranks" in shown(capsys, *words, "--node", "1", "--link", "1 Gbit/s")
+
+
+def test_compressed_gradients_are_not_described() -> None:
+    """The recipe as it is stood there with the seconds of whole gradients."""
+    plan = planned("strategy={use: data_parallel, compress: bfloat16}")
+    assert plan.rankings[0].current is None and "strategy.compress" in plan.reasons[8]
+    assert "strategy.compress" in " ".join(PlanScreen(plan).lines())

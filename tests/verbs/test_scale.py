@@ -17,7 +17,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def fits(name: str, gigabytes: float, *overrides: str) -> str:
-    (line,) = fits_from(read_recipe(CONFIGS / f"{name}.yaml", overrides), gigabytes * 1e9)
+    recipe = read_recipe(CONFIGS / f"{name}.yaml", overrides)
+    (line,) = fits_from(recipe, gigabytes * 1e9, lambda _: recipe)
     return line
 
 
@@ -57,3 +58,14 @@ def test_memory_is_an_option_of_check(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as end:
         main(["check", str(CONFIGS / "gpt_tiny.yaml"), "--no-run", "--memory", "much"])
     assert end.value.code == 2 and "--memory" in capsys.readouterr().err
+
+
+def test_a_batch_per_rank_grows_with_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The batch of one rank was divided among all of them: each had fewer samples than it would train."""
+    data = ("strategy.use=data_parallel", "train.micro_batches=1")
+    words = ("train.batch=64 per rank", "--memory", "12 MB")
+    with pytest.raises(SystemExit) as end:
+        main(["check", str(CONFIGS / "gpt_tiny.yaml"), "--no-run", *data, *words])
+    shown = capsys.readouterr().out
+    assert not end.value.code and "does not fit into" in shown, shown
+    assert f"{in_all('gpt_tiny', 1, *data, 'train.batch=64')} on 1" in shown

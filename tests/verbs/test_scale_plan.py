@@ -123,6 +123,11 @@ def test_the_picture_is_drawn() -> None:
     [
         ("digits_local_sgd", (), "add strategy.use=data_parallel"),
         ("gpt_tensor2", (), "scale measures 1 rank and several"),
+        (
+            "gpt_tiny",
+            ("train.batch=7", "train.micro_batches=2"),
+            "2 of them do not divide train.batch .7.: add",
+        ),
     ],
 )
 def test_other_steps_are_refused(name: str, overrides: tuple[str, ...], sentence: str) -> None:
@@ -133,7 +138,8 @@ def test_other_steps_are_refused(name: str, overrides: tuple[str, ...], sentence
 def test_mistakes_are_met_before_a_process_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(CONFIGS / "digits_mlp.yaml")
     for words, sentence in (
-        (["--link", "fast"], "--link"), (["--to", "0"], "--to 0"), (["--png", "/nowhere/a.png"], "--png"),
+        (["--link", "fast"], "--link"), (["--to", "0"], "--to 0"), (["--ranks", "0"], "--ranks 0"),
+        (["--minutes", "nan"], "--minutes nan"), (["--png", "/nowhere/a.png"], "--png"),
         (["--measured", str(tmp_path / "none.json")], "scale RECIPE --probe"),
     ):  # fmt: skip
         with pytest.raises(SystemExit) as end:
