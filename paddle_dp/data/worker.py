@@ -39,6 +39,7 @@ _KILLER = {
     False: ", by a person or another program: memory had not run out",
     None: "; is the machine out of memory?",
 }
+_dying: list[Worker] = []  # killed workers that the kernel has not let go yet
 _parents_ends: set[int] = set()  # descriptors of all workers' pipes: a worker must not keep another's open
 
 Reply = dict[str, Any]
@@ -61,6 +62,7 @@ class Worker:
     """A forked process that runs `serve`. It changes the shared `progress`, int64 [2], as a sign of life."""
 
     def __init__(self, serve: WorkerMain):
+        _dying[:] = [worker for worker in _dying if not worker._reaped()]
         self.progress: Progress = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=np.int64, count=2)
         self._status: int | None = None
         self._kernel = KernelKills()
@@ -127,7 +129,9 @@ class Worker:
         return content
 
     def end(self) -> None:
-        """Kills the worker and its children; waits one second at most, since a worker blocked in the kernel stays."""
+        """Kills the worker and its children; waits one second at most, since a worker blocked in the kernel stays.
+
+        The next worker that starts reaps it."""
         if self._commands < 0:
             return
         if not self._reaped():
@@ -135,6 +139,8 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
             self._await_end(1.0)
+        if self._status is None:
+            _dying.append(self)
         for end in (self._commands, self._replies):
             _parents_ends.discard(end)
             os.close(end)

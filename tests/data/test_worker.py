@@ -38,6 +38,17 @@ def test_a_child_answers_until_it_is_ended():
 
 
 @pytest.mark.processes
+def test_a_killed_child_that_the_kernel_holds_is_waited_for_later():
+    """On a machine whose disk is busy it takes longer to end than `end` waits."""
+    late = Worker(echo)
+    with patch.object(late, "_await_end"):
+        late.end()
+    until(lambda: psutil.Process(late.pid).status() == psutil.STATUS_ZOMBIE)
+    Worker(echo).end()
+    assert not psutil.pid_exists(late.pid)
+
+
+@pytest.mark.processes
 def test_signals_to_the_parent_are_not_for_the_child():
     worker = Worker(echo)
     worker.send(b"a")
