@@ -23,6 +23,7 @@ from paddle_dp.plan.ranking import is_foretold
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
 from tools.command_line import parser_of
+from tools.planner.convolutional import convolutional_runs
 from tools.planner.fitted_rates import ALL, ONE_CARD, errors, fitted, probed
 from tools.planner.judge import (
     bar,
@@ -104,6 +105,7 @@ def examine(vtrain_folder: Path | None, quick: bool) -> int:
     bars(exam, runs)
     memory(exam, runs["torchtitan"])
     scaling(exam)
+    convolutional(exam)
     stage3(exam, runs)
     print(f"\n{len(exam.missed)} thresholds missed" + "".join(f"\n  {name}" for name in exam.missed))
     return 1 if exam.missed else 0
@@ -214,7 +216,12 @@ def bars(exam: Exam, runs: dict[str, Runs]) -> None:
             width, share = runs[SINGLE].load.width[half][0], within(ratios[SINGLE][half], limit)
             print(f"  {SINGLE}, width {width:.0f}: bar of the other width {limit:.2f}, {share:.0%} within")
         same(exam, "narrow", error_bars.BARS["narrow"], bar(ratios[SINGLE]))
-    same(exam, "other", error_bars.BARS["other"], max(error_bars.BARS.values()))
+    same(
+        exam,
+        "other",
+        error_bars.BARS["other"],
+        max(error_bars.BARS[name] for name in ("a100", "h100", "narrow")),
+    )
 
 
 def memory(exam: Exam, titan: Runs) -> None:
@@ -250,6 +257,17 @@ def scaling(exam: Exam) -> None:
         foretold / measured for each in series(published_rows()) for _, measured, foretold in each.points()
     ]
     same(exam, "SCALING", error_bars.SCALING, bar(np.array(ratios)))
+
+
+def convolutional(exam: Exam) -> None:
+    print(
+        "\na model that is no transformer, from its operators: milliseconds of ResNet-50's step, nothing fitted"
+    )
+    runs = [*convolutional_runs(published_rows())]
+    for run in runs:
+        milliseconds = f"{1e3 * run.foretold:6.0f} foretold, {1e3 * run.measured:6.0f} measured"
+        print(f"  {run.name:46s}{milliseconds} ({100 / run.ratio - 100:+.0f} %)")
+    same(exam, "traced", error_bars.BARS["traced"], bar(np.array([run.ratio for run in runs])))
 
 
 def stage3(exam: Exam, runs: dict[str, Runs]) -> None:

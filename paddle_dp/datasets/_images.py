@@ -108,6 +108,11 @@ class Views:
         if min(self.std) <= 0:
             raise ValueError("std: every channel is divided by it: give numbers above 0")
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """The shape of a training sample, which a plan needs before the images are there."""
+        return (3, *_sides(self.size))
+
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
         """The data set of these files with the transforms of `split`."""
         return Images(files, labels, classes, self.view(split))

@@ -147,23 +147,31 @@ def _try(config: Any, annotation: Annotation) -> None:
 
 
 @contextmanager
+def undisturbed() -> Iterator[None]:
+    """A context on the CPU, after which unique names, random generators and the device are as before."""
+    import paddle
+
+    generator_states, device = paddle.get_rng_state(), paddle.get_device()
+    try:
+        paddle.set_device("cpu")
+        with paddle.utils.unique_name.guard():
+            yield
+    finally:
+        paddle.set_device(device)
+        paddle.set_rng_state(generator_states)
+
+
+@contextmanager
 def lazily() -> Iterator[None]:
-    """A context in which models are built without memory for weights. Unique names, random generators and the device
-    are restored.
+    """An undisturbed context in which models are built without memory for weights.
 
     A model that computes with its weights while it is built (spectral_norm, an LSTM in Paddle 3.3.1) raises Paddle's
     error.
     """
     import paddle
 
-    generator_states, device = paddle.get_rng_state(), paddle.get_device()
-    try:
-        paddle.set_device("cpu")
-        with paddle.LazyGuard(), paddle.utils.unique_name.guard():
-            yield
-    finally:
-        paddle.set_device(device)
-        paddle.set_rng_state(generator_states)
+    with undisturbed(), paddle.LazyGuard():
+        yield
 
 
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:

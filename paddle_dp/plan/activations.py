@@ -32,11 +32,12 @@ Keeps = Literal["none", "selective", "full"]
 @dataclass(frozen=True, kw_only=True)
 class ActivationFormat:
     """The form in which activations are kept: bytes of a `number`; `flash`: attention keeps no scores; `masked`: its
-    tokens see their document alone."""
+    tokens see their document alone; `sync_norms`: BatchNorms take the statistics of all ranks."""
 
     number: int
     flash: bool
     masked: bool
+    sync_norms: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,8 @@ class Numerics:
 
     `low`: products in 16 bits. `widths`: bytes of weights, gradients and states. `reduce_dtype`: of gradients on their
     way, as Layout's. `flash`: attention keeps no scores. `accelerator`: as the device's. `masked`: samples are packed
-    documents. `update_flops`: of float32 products in an update of one block.
+    documents. `update_flops`: of float32 products in an update of one block, of a traced model in the whole.
+    `sync_norms`: BatchNorms take the statistics of all ranks.
     """
 
     low: bool
@@ -102,6 +103,7 @@ class Numerics:
     accelerator: bool = True
     masked: bool = False
     update_flops: float = 0.0
+    sync_norms: bool = False
 
     @property
     def number(self) -> int:
@@ -117,14 +119,21 @@ class Numerics:
     @property
     def activation_format(self) -> ActivationFormat:
         """The form in which activations are kept."""
-        return ActivationFormat(number=self.number, flash=self.flash, masked=self.masked)
+        return ActivationFormat(
+            number=self.number, flash=self.flash, masked=self.masked, sync_norms=self.sync_norms
+        )
 
 
 def candidates(
-    shape: Shape, ranks: int, flash: bool, tied: bool = False, elementwise: bool = True
+    shape: Shape,
+    ranks: int,
+    flash: bool,
+    tied: bool = False,
+    elementwise: bool = True,
+    most_samples: int = MOST_SAMPLES,
 ) -> Iterator[Candidate]:
-    """Every layout of `ranks` ranks that can run, but for sharding stage 3 in a pipeline. Micro-batches have 1, 2, 4 …
-    64 samples a rank, and divide the batch; tensor ranks also split the tokens between cut layers, where these are
+    """Every layout of `ranks` ranks that can run. Micro-batches have 1, 2, 4 …
+    `most_samples` a rank, and divide the batch; tensor ranks also split the tokens between cut layers, where these are
     divisible. `tied`: a weight is shared by the ends of the model, which sharding in a pipeline refuses. Without an
     `elementwise` optimizer no tensor is cut."""
     recomputes = recompute_choices(shape, flash)
@@ -136,15 +145,11 @@ def candidates(
             along = degrees.tensor > 1 and not _problems(degrees, shape, ranks, stages, along=True)
             if not along and _problems(degrees, shape, ranks, stages, along=False):
                 continue
-            for micro in micro_sizes(samples):
+            for micro in micro_sizes(samples, most_samples):
                 micro_batches = samples // micro
                 if stages > 1 and micro_batches % degrees.pipeline:
                     continue
                 for stage in (1, 2, 3) if degrees.sharding > 1 else (0,):
-                    if (
-                        stage == 3 and degrees.pipeline > 1
-                    ):  # legal, but every micro-batch fetches all of a stage
-                        continue
                     for recompute in recomputes:
                         yield Candidate(
                             degrees=degrees, micro=micro, micro_batches=micro_batches, stage=stage,
@@ -163,10 +168,10 @@ def _problems(degrees: Degrees, shape: Shape, ranks: int, stages: int, along: bo
     return problems(degrees, fitted, ranks)
 
 
-def micro_sizes(samples: int) -> list[int]:
+def micro_sizes(samples: int, most: int = MOST_SAMPLES) -> list[int]:
     """The sizes of a micro-batch that divide a rank's samples: powers of 2, and all of them if they are few."""
-    powers = [2**n for n in range(MOST_SAMPLES.bit_length()) if samples % 2**n == 0]
-    return sorted({*powers, *([samples] if samples <= MOST_SAMPLES else [])})
+    powers = [2**n for n in range(most.bit_length()) if samples % 2**n == 0]
+    return sorted({*powers, *([samples] if samples <= most else [])})
 
 
 def recompute_choices(shape: Shape, flash: bool) -> list[Recompute]:

@@ -9,6 +9,7 @@ from paddle_dp.plan.activations import ActivationFormat, Tokens, activation_byte
 from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.memory import state_bytes
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct
+from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.units import Recompute
 
@@ -34,7 +35,7 @@ class RankBytes:
 class FullestRank:
     """Bytes of the fullest rank of layouts of one model; layouts that share their state share its arithmetic."""
 
-    def __init__(self, blocks: Blocks, model: Transformer, numerics: Numerics) -> None:
+    def __init__(self, blocks: Blocks, model: Transformer | TracedModel, numerics: Numerics) -> None:
         self.blocks, self.model, self.numerics = blocks, model, numerics
         self._states = lru_cache(maxsize=None)(self._stages)
         self._elements = lru_cache(maxsize=None)(self._elements_of_all)
@@ -88,7 +89,7 @@ class FullestRank:
 
 
 def rank_activations(
-    model: Transformer,
+    model: Transformer | TracedModel,
     layout: Layout,
     memory: RankMemory,
     blocks: int,
@@ -98,16 +99,19 @@ def rank_activations(
     """Bytes of a rank's activations of all micro-batches that wait, and of the logits of one. `blocks`: of the whole
     model; `micro`: the samples of a micro-batch of one rank, and the number of micro-batches."""
     degrees, (samples, micro_batches) = layout.degrees, micro
-    tokens = Tokens(
-        length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
-        vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
-        bytes=form.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden, matrices=model.matrices,
-        masked=model.length if form.masked else 0,
-    )  # fmt: skip
     if layout.pipeline_schedule != "f_then_b":
         micro_batches = min(micro_batches, 4 * degrees.pipeline)  # more of them wait no longer
     pp_rank = memory.coords["pipeline"]
     waiting = in_flight(
         layout.pipeline_schedule, degrees.pipeline, pp_rank, micro_batches, layout.virtual_stages
     )
+    if isinstance(model, TracedModel):
+        is_sync = form.sync_norms and degrees.dp_size > 1
+        return model.activation_bytes(memory.stages, samples, layout.recompute, waiting, form.number, is_sync)
+    tokens = Tokens(
+        length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
+        vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
+        bytes=form.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden, matrices=model.matrices,
+        masked=model.length if form.masked else 0,
+    )  # fmt: skip
     return activation_bytes(tokens, memory.stages, blocks, layout.recompute, waiting, form.flash)

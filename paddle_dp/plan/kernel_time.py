@@ -40,7 +40,7 @@ class Rates:
     """Seconds between two kernels, with the ragged end of the first: a launch takes 2 to 5 µs."""
 
     host: float = 1.0e-3
-    """Seconds in which one Python process launches a block's forward: some 50 operators of 20 µs each."""
+    """Seconds in which one Python process launches a block's forward: some 50 operators (`HOST_OPERATORS`) of 20 µs."""
 
     card_link: float = 0.75
     """Share of the rate between a node's cards that a ring carries: nccl-tests show 230 of 300 GB/s (A100)."""
@@ -60,6 +60,8 @@ class Rates:
 
 
 SHEET = Rates()  # the defaults, as data sheets and public measurements say: no run has changed them
+HOST_OPERATORS = 50  # in `Rates.host`
+LOSS_BYTES = 26  # that softmax, loss and its gradient move for each logit, in float32
 FP8_PEAK = 1.7  # times the 16-bit peak: products are twice as fast, but scaling and casts are added
 FLASH_SHARE = 0.6  # of a product's rate: FlashAttention-2 reaches 50 to 73 % of the peak (arXiv:2307.08691)
 FLASH_BACKWARD = 2.5  # forwards: five products against two (the same paper)
@@ -165,7 +167,7 @@ def _elementwise(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbers
 
 
 def _head(load: Workload, rates: Rates, tokens: Numbers) -> Numbers:
-    """The last product, and softmax, loss and its gradient in float32: 26 bytes a logit."""
+    """The last product, and softmax, loss and its gradient in float32."""
     share = load.vocab / load.tensor
     forward, backward = _both_ways(tokens, share, load.width, load, rates)
-    return forward + backward + tokens * share * 26 / (load.memory_rate * rates.memory)
+    return forward + backward + tokens * share * LOSS_BYTES / (load.memory_rate * rates.memory)

@@ -7,7 +7,9 @@ sequence axis like this package's, and runs with stage 3 took several times thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from paddle_dp.plan.candidates import Candidate, Numerics, candidates, workload_of
 from paddle_dp.plan.devices import Device
@@ -17,8 +19,9 @@ from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.rank_memory import Blocks
 from paddle_dp.plan.step_time import StepTime, step_time
+from paddle_dp.plan.traced_model import TracedModel, traced_step_time
 from paddle_dp.plan.transformer import Transformer
-from paddle_dp.plan.workload import Workload
+from paddle_dp.plan.workload import Numbers
 
 SHOWN, UNFORETOLD = 12, 4  # layouts of a table, and of those without a rank
 
@@ -77,9 +80,10 @@ class LayoutRanking:
 class Planner:
     """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight.
     `elementwise`: the optimizer computes element by element, so that tensors may be cut. `rates`: the
-    constants of the forecast; a measured device has its own."""
+    constants of the forecast; a measured device has its own. A model that was traced has neither tensor nor sequence
+    axes and, if it has BatchNorms, as many micro-batches as `shape` says: each has statistics of its own."""
 
-    model: Transformer
+    model: Transformer | TracedModel
     blocks: Blocks
     shape: Shape
     device: Device
@@ -91,15 +95,37 @@ class Planner:
     @property
     def bars(self) -> BarClass:
         """The class of published runs that judges the forecasts."""
+        if isinstance(self.model, TracedModel):
+            return "traced"
         return bar_class(self.device.family if self.numerics.low else "", self.model.width)
 
     def has_layout(self, ranks: int) -> bool:
         """Whether any layout of so many cards is legal."""
-        return any(candidates(self.shape, ranks, self.numerics.flash, self.tied, self.elementwise))
+        return any(self._candidates(ranks))
+
+    def _candidates(self, ranks: int) -> Iterator[Candidate]:
+        settings = (self.shape, ranks, self.numerics.flash, self.tied, self.elementwise)
+        if not isinstance(self.model, TracedModel):
+            yield from candidates(*settings)
+            return
+        for choice in candidates(*settings, most_samples=self.shape.batch):
+            one_axis = choice.degrees.tensor == choice.degrees.sequence == 1
+            same_statistics = not self.model.has_norms or choice.micro_batches == self.shape.micro_batches
+            if one_axis and same_statistics:
+                yield choice
+
+    def local_norm_seconds(self, choice: Candidate) -> float | None:
+        """Seconds of this layout's step if BatchNorms took the statistics of each rank alone; None if they do, or if
+        there are none."""
+        model, is_sync = self.model, self.numerics.sync_norms and choice.degrees.dp_size > 1
+        if not (isinstance(model, TracedModel) and model.has_norms and is_sync):
+            return None
+        numerics = replace(self.numerics, sync_norms=False)
+        return float(traced_step_time(model, [choice], self.device, numerics, self.rates).seconds[0])
 
     def ranking(self, ranks: int, current: Candidate | None = None) -> LayoutRanking:
         """Ranks every legal layout of so many cards; `current`: the recipe's own."""
-        choices = [*candidates(self.shape, ranks, self.numerics.flash, self.tied, self.elementwise)]
+        choices = [*self._candidates(ranks)]
         if current is not None and current not in choices:
             choices.append(current)
         if not choices:
@@ -130,8 +156,7 @@ class LayoutSearch:
 
     def __init__(self, planner: Planner, choices: Sequence[Candidate]) -> None:
         self.planner, self.choices = planner, choices
-        self.load: Workload = workload_of(planner.model, choices, planner.device, planner.numerics)
-        self.step: StepTime = step_time(self.load, planner.rates)
+        self.step, self.flops = _step_time(planner, choices)
         self.seconds = self.step.seconds
         self.fullest = FullestRank(planner.blocks, planner.model, planner.numerics)
         self.free = FREE * planner.device.memory
@@ -181,7 +206,8 @@ class LayoutSearch:
         bar = BARS[self.planner.bars]
         published = choice.stage == 3 and choice.degrees.sequence == 1
         low, high = (1 / bar, bar) if rank else STAGE3 if published else (1.0, float("inf"))
-        cards, peak = choice.degrees.ranks, self.load.peak[index]
+        cards, device = choice.degrees.ranks, self.planner.device
+        peak = device.peak16 if self.planner.numerics.low else device.peak32
         memory = self.fullest.bytes_of(choice)
         return PlannedLayout(
             choice=choice,
@@ -189,7 +215,7 @@ class LayoutSearch:
             low=low * seconds,
             high=high * seconds,
             memory=memory,
-            peak_share=float(self.load.flops[index] / (cards * peak * seconds)),
+            peak_share=float(self.flops[index] / (cards * peak * seconds)),
             shares=self.step.shares(index),
             rank=rank,
             tight=self.is_tight(index),
@@ -211,6 +237,16 @@ class LayoutSearch:
                     for c in map(self.choices.__getitem__, indices)
                 ]
                 yield min(misfits, key=lambda misfit: (misfit.memory.total, misfit.choice.complexity))
+
+
+def _step_time(planner: Planner, choices: Sequence[Candidate]) -> tuple[StepTime, Numbers]:
+    """The forecast of each layout, and the FLOPs of a step on all ranks."""
+    model, device, numerics = planner.model, planner.device, planner.numerics
+    if isinstance(model, TracedModel):
+        step = traced_step_time(model, choices, device, numerics, planner.rates)
+        return step, np.full(len(choices), model.flops * planner.shape.batch)
+    load = workload_of(model, choices, device, numerics)
+    return step_time(load, planner.rates), load.flops
 
 
 def _plain_kinds() -> Iterator[Callable[[Candidate], bool]]:

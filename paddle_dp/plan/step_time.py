@@ -18,8 +18,8 @@ from paddle_dp.plan.workload import Numbers, Workload
 # The terms of a step, as a person reads them: each name's keys in `StepTime.terms`.
 SHARES = {
     "compute": ("products", "attention", "elementwise", "head", "host"), "tensor": ("tensor",),
-    "sequence": ("sequence",), "bubble": ("bubble",), "stages": ("stages",), "gradients": ("data",),
-    "update": ("update",), "rest": ("fixed",),
+    "sequence": ("sequence",), "norms": ("norms",), "bubble": ("bubble",), "stages": ("stages",),
+    "gradients": ("data",), "update": ("update",), "rest": ("fixed",),
 }  # fmt: skip
 UPDATE_BYTES = 34  # a weight: AdamW reads and writes master, two moments, gradient and 16-bit weight
 
@@ -39,9 +39,25 @@ class StepTime:
         """The share of each of `SHARES` in the step at this index."""
         total = float(self.seconds[index])
         return {
-            name: float(sum(self.terms[part][index] for part in terms)) / total
+            name: float(sum(self.terms[part][index] for part in terms if part in self.terms)) / total
             for name, terms in SHARES.items()
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWork:
+    """What the ranks of layouts compute, [n] each. Seconds are of one micro-batch.
+
+    `slowest`: seconds of the slowest stage of the pipeline by kind, with the exchanges in its layers. `stage`: of a
+    stage in the mean, without `tail`, which only the last one has. `weights`: on a rank of the fullest stage, before
+    ZeRO; `update_products`: FLOPs of the products in their update, as many as the peak would do in the time.
+    """
+
+    slowest: dict[str, Numbers]
+    stage: Numbers
+    tail: Numbers
+    weights: Numbers
+    update_products: Numbers
 
 
 def step_time(load: Workload, rates: Rates = SHEET) -> StepTime:
@@ -53,19 +69,28 @@ def step_time(load: Workload, rates: Rates = SHEET) -> StepTime:
     # The slowest of the stages sets the pace: the one with most blocks, or the last one with the head.
     fullest, last = load.full_depth * every_layer, load.last_depth * every_layer + head
     depth = np.where(last >= fullest, load.last_depth, load.full_depth)
-    terms = {name: load.micros * depth * seconds for name, seconds in layer.items()}
-    terms["head"] = load.micros * np.where(last >= fullest, head, 0.0)
-    slot = load.depth / load.pipeline * every_layer
-    terms["bubble"] = (load.pipeline - 1) / load.virtual_stages * slot
+    slowest = {name: depth * seconds for name, seconds in layer.items()}
+    slowest["head"] = np.where(last >= fullest, head, 0.0)
+    work = StageWork(
+        slowest=slowest, stage=load.depth / load.pipeline * every_layer, tail=head, weights=rank_weights(load),
+        update_products=load.full_depth * load.update_products,
+    )  # fmt: skip
+    return assembled(load, work, rates)
+
+
+def assembled(load: Workload, work: StageWork, rates: Rates) -> StepTime:
+    """The steps of ranks that compute so: with the pipeline's bubble, the exchanges between layers, and the update."""
+    terms = {name: load.micros * seconds for name, seconds in work.slowest.items()}
+    terms["bubble"] = (load.pipeline - 1) / load.virtual_stages * work.stage
     handovers = np.where(
         load.overlaps_stages == 1, load.pipeline - 1, load.micros * load.virtual_stages + load.pipeline - 1
     )
     terms["stages"] = 2 * handover_seconds(load, rates) * handovers
-    weights = rank_weights(load)
-    terms["data"] = _exposed(load, weights, slot, load.micros * (slot + head), rates)
+    all_work = load.micros * (work.stage + work.tail)
+    terms["data"] = _exposed(load, work.weights, work.stage, all_work, rates)
     shards = np.where(load.stage > 0, np.maximum(load.sharded, 1.0), 1.0)
-    terms["update"] = weights * UPDATE_BYTES / shards / (load.memory_rate * rates.memory)
-    terms["update"] += load.full_depth * load.update_products / shards / (load.peak * rates.gemm)
+    terms["update"] = work.weights * UPDATE_BYTES / shards / (load.memory_rate * rates.memory)
+    terms["update"] += work.update_products / shards / (load.peak * rates.gemm)
     terms["fixed"] = np.full(len(load), rates.fixed)
     return StepTime(terms=terms)
 

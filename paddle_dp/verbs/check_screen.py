@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from paddle_dp.axes.meta_init import built, describe_weights
 from paddle_dp.core.parameter_groups import describe_groups
@@ -22,6 +23,7 @@ from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Wire, bound
 from paddle_dp.plan.exchange import sent
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, rank_memories, total_parameters
+from paddle_dp.plan.transformer import Transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.train.meter import peak_memory
@@ -33,6 +35,7 @@ from paddle_dp.verbs.forecast import (
     grouped_model,
     layout_of,
     order_of,
+    sizes_of,
 )
 
 
@@ -70,9 +73,13 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{plural(ranks, 'rank')}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
     memories = rank_memories(blocks, layout) if rank is None else [layout.memory(blocks, rank)]
-    shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
+    model = sizes_of(recipe, blocks)
+    activations_on = partial(activations, recipe, model, layout, blocks)
+    is_flash = isinstance(model, Transformer) and activation_format(recipe, layout).flash
+    estimate = f"activations (estimate{', flash attention' if is_flash else ''})"
+    shown = max(memories, key=lambda m: m.total + (activations_on(m) or 0.0))
     for memory in [each for each in memories if layout.degrees.role(each.rank)] or [shown]:
-        yield from _described(recipe, layout, blocks, memory)
+        yield from _described(recipe, layout, len(blocks), memory, {estimate: activations_on(memory)})
     if traffic := recipe.strategy.config.traffic(layout, blocks, wire):
         yield from traffic
     elif ranks > 1:
@@ -104,22 +111,27 @@ def _first_sample(recipe: Recipe) -> Iterator[str]:
     yield f"the first sample, padded: {describe(inputs)}, target {describe(targets)}"
 
 
-def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
+def _described(
+    recipe: Recipe, layout: Layout, blocks: int, memory: RankMemory, forward: Mapping[str, float | None]
+) -> Iterator[str]:
+    """Yields lines on a rank of a model with so many blocks; `forward`: the bytes that its forward keeps, if known."""
     coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in layout.degrees.split_axes)
     coords = layout.degrees.role(memory.rank) or coords
     stored, held = memory.state.parameters / layout.widths.parameter, "holds"
     if layout.sharding_stage == 3 and layout.degrees.sharding > 1:  # each parameter has one owner
         held = f"stores 1/{round(memory.parameters / stored)} of" if stored else "stores none of"
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {held} {memory.parameters:,} parameters"
-    yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
-    sizes = _sizes(recipe, layout, blocks, memory)
+    yield f"{rank}: blocks {_runs(memory.stages)} of {blocks}" if blocks > 1 else rank
+    sizes = _sizes(recipe, layout, memory, forward)
     yield layout.state_label + summed(sizes)
     if layout.devices > 1:
         yield from _further_devices(layout.devices - 1, sizes)
 
 
-def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
-    """The bytes that the rank holds, by name."""
+def _sizes(
+    recipe: Recipe, layout: Layout, memory: RankMemory, forward: Mapping[str, float | None]
+) -> dict[str, float]:
+    """The bytes that the rank holds, by name; `forward`: those that its forward keeps, if known."""
     state = memory.state
     kept = "optimizer" if recipe.ema is None else "optimizer and averages"
     sizes = {"weights": state.parameters, "gradients": state.gradients, kept: state.optimizer}
@@ -127,11 +139,7 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
         sizes[layout.extra_label] = memory.extra
     if memory.transient:
         sizes[layout.transient_label] = memory.transient
-    forward = activations(recipe, layout, blocks, memory)
-    if forward is not None:
-        kernel = ", flash attention" if activation_format(recipe, layout).flash else ""
-        sizes[f"activations (estimate{kernel})"] = forward
-    return sizes
+    return sizes | {name: size for name, size in forward.items() if size is not None}
 
 
 def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:

@@ -15,9 +15,11 @@ from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.fullest_rank import rank_activations
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories
+from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount
+from paddle_dp.verbs.traced_recipe import traced_recipe
 
 LOAD = 0.9  # of a device's memory; the rest is unknown to arithmetic: kernels' workspaces, fragments
 
@@ -29,17 +31,23 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     layout, blocks = layout_of(recipe, ranks), blocks_of(recipe)
     layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, activation_bytes(recipe, layout))
     memories = rank_memories(blocks, layout)
+    model = sizes_of(recipe, blocks)
+    if model is None:
+        raise UsageError(
+            f"train.micro_batches=auto: what model {recipe.model.name} keeps for its backward is not known by "
+            "arithmetic. Give a number: more of them take less memory."
+        )
+    if isinstance(model, TracedModel) and model.has_norms:
+        raise UsageError(
+            f"train.micro_batches=auto: BatchNorm, which model {recipe.model.name} has, takes the statistics of each "
+            "micro-batch, so what is learned depends on their number. Give a number."
+        )
     need, allowed = 0.0, f"{LOAD:.0%} of the {amount(limit)} that a rank has"
     batch, ramp = recipe.train.batch, recipe.train.batch_ramp
     most = min(max(batch // layout.degrees.dp_size, 1), ramp.start if ramp else batch)
     for divisor in (n for n in range(1, most + 1) if batch % n == 0):
         candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=divisor)})
-        sizes = [(m, activations(candidate, layout, blocks, m)) for m in memories]
-        if all(size is None for _, size in sizes):
-            raise UsageError(
-                f"train.micro_batches=auto: what model {recipe.model.name} keeps for its backward is not known by "
-                "arithmetic, which knows transformers only. Give a number: more of them take less memory."
-            )
+        sizes = [(m, activations(candidate, model, layout, blocks, m)) for m in memories]
         try:
             layout_of(candidate, ranks)
         except UsageError:  # a pipeline that needs another number
@@ -133,12 +141,19 @@ def activation_bytes(recipe: Recipe, layout: Layout) -> int:
     return {"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, low)
 
 
-def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
-    """Bytes of activations on the rank, or on one of its devices, by the arithmetic of `plan`; None unless the model is
-    a transformer, and on a server, which runs no layer."""
-    model = sizes_of(recipe, blocks)
+def activations(
+    recipe: Recipe,
+    model: Transformer | TracedModel | None,
+    layout: Layout,
+    blocks: Blocks,
+    memory: RankMemory,
+) -> float | None:
+    """Bytes of activations on the rank, or on one of its devices, by the arithmetic of `plan`; None of a `model` whose
+    sizes are not known (`sizes_of`), and on a server, which runs no layer."""
     if model is None or not layout.degrees.reads(memory.rank):
         return None
+    if isinstance(model, TracedModel) and max(layout.degrees.tensor, layout.degrees.sequence) > 1:
+        return None  # which of its tensors are cut is not known
     shares = recipe.train.micro_batches * layout.degrees.dp_size * layout.devices
     micro = (-(-recipe.train.batch // shares), recipe.train.micro_batches)
     return rank_activations(model, layout, memory, len(blocks), micro, activation_format(recipe, layout))
@@ -148,7 +163,12 @@ def activation_format(recipe: Recipe, layout: Layout) -> ActivationFormat:
     """The form of the activations. An accelerator is taken for one that has flash attention in 16 bits, as GPUs since
     A100: no device is known here."""
     number = activation_bytes(recipe, layout)
-    return ActivationFormat(number=number, flash=number == 2, masked=masks_documents(recipe))
+    return ActivationFormat(
+        number=number,
+        flash=number == 2,
+        masked=masks_documents(recipe),
+        sync_norms=bool(recipe.strategy.config.sync_batch_norm),
+    )
 
 
 def masks_documents(recipe: Recipe) -> bool:
@@ -156,17 +176,21 @@ def masks_documents(recipe: Recipe) -> bool:
     return bool(getattr(recipe.dataset.config, "masks_documents", False))
 
 
-def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | None:
-    """The sizes of a transformer: exact for equal blocks of attention and an MLP, else by the model's settings."""
+def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None:
+    """The sizes of the model with these blocks: exact for equal blocks of attention and an MLP, by the settings of
+    another transformer, by the operators of another model; None if these cannot be read."""
     config = recipe.model.config
     length = getattr(recipe.dataset.config, "length", 0)
     sizes = transformer(config, length if isinstance(length, int) else 0, blocks)
     if isinstance(sizes, Transformer):
         return sizes
-    if not isinstance(config, TransformerSizes):
+    if isinstance(config, TransformerSizes):
+        return Transformer(
+            depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length,
+            tables=2, kv_heads=getattr(config, "kv_heads", config.heads), hidden=4 * config.width, matrices=2,
+        )  # fmt: skip
+    try:
+        traced = traced_recipe(recipe)
+    except UsageError:
         return None
-    return Transformer(
-        depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length, tables=2,
-        kv_heads=getattr(config, "kv_heads", config.heads), hidden=4 * config.width,
-        matrices=2,
-    )  # fmt: skip
+    return traced if traced.blocks == len(blocks) else None

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.rank_memory import Layout, total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
-from paddle_dp.plan.transformer import transformer
+from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.verbs.forecast import layout_of, masks_documents
+from paddle_dp.verbs.traced_recipe import not_planned, traced_recipe
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
@@ -95,11 +96,22 @@ class RecipePlan:
         bars = self.planner.bars
         return {
             "recipe": self.recipe.name, "parameters": total_parameters(self.planner.blocks),
-            "model": asdict(self.planner.model), "batch": self.recipe.train.batch,
+            "model": self._model_fields(), "batch": self.recipe.train.batch,
             "device": asdict(self.planner.device),
             "bar": {"class": bars, "ratio": BARS[bars], "runs": RUNS[bars], "tie": TIE, "stage3": STAGE3},
             "rankings": [self._ranking_fields(ranking) for ranking in self.rankings],
         }  # fmt: skip
+
+    def _model_fields(self) -> dict[str, Any]:
+        model = self.planner.model
+        if isinstance(model, Transformer):
+            return asdict(model)
+        return {
+            "inputs": model.inputs,
+            "blocks": model.blocks,
+            "operators": len(model.operators),
+            "flops": model.flops,
+        }
 
     def _ranking_fields(self, ranking: LayoutRanking) -> dict[str, Any]:
         def row(planned: PlannedLayout | Misfit | None) -> dict[str, Any] | None:
@@ -153,18 +165,17 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
         )
     length = getattr(recipe.dataset.config, "length", 0)
     sizes = transformer(recipe.model.config, length if isinstance(length, int) else 0, blocks)
-    if isinstance(sizes, str):
-        raise UsageError(
-            f"model {recipe.model.name} cannot be planned: {sizes}. `paddle-dp check --ranks N` counts its bytes; "
-            "`paddle-dp train --why` measures its step."
-        )
+    if isinstance(sizes, str) and hasattr(recipe.model.config, "heads"):
+        raise not_planned(recipe, sizes)
+    planned = traced_recipe(recipe) if isinstance(sizes, str) else sizes
     shape: Shape = as_hybrid.strategy.config.shape(as_hybrid)
     tied = bool(getattr(recipe.model.config, "tied", False))
     flops = getattr(recipe.optimizer.config, "update_flops", None)
     if flops is not None:
-        numerics = replace(numerics, update_flops=flops([weight.shape for weight in blocks[1]]))
+        updated = blocks[1] if isinstance(planned, Transformer) else chain.from_iterable(blocks)
+        numerics = replace(numerics, update_flops=flops([weight.shape for weight in updated]))
     return Planner(
-        model=sizes, blocks=blocks, shape=replace(shape, partition="uniform"), device=device, numerics=numerics,
+        model=planned, blocks=blocks, shape=replace(shape, partition="uniform"), device=device, numerics=numerics,
         tied=tied, elementwise=getattr(recipe.optimizer.config, "elementwise", True), rates=rates,
     )  # fmt: skip
 
@@ -190,6 +201,7 @@ def numerics_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Numerics:
     return Numerics(
         low=low, widths=widths, reduce_dtype=as_hybrid.strategy.config.reduce_dtype, flash=low and device.bfloat16,
         accelerator=device.accelerator, masked=masks_documents(recipe),
+        sync_norms=bool(as_hybrid.strategy.config.sync_batch_norm),
     )  # fmt: skip
 
 
@@ -227,9 +239,15 @@ def _no_layout(planner: Planner, ranks: Sequence[int]) -> str:
     shape, first = planner.shape, ranks[0]
     around = (n for step in range(1, first + 1) for n in (first - step, first + step) if 0 < n <= MOST_RANKS)
     near = list(islice((n for n in around if planner.has_layout(n)), 2))
+    model = planner.model
+    sizes = (
+        f"heads {shape.heads}, layers {model.depth}"
+        if isinstance(model, Transformer)
+        else plural(model.blocks, "block")
+    )
     return (
         f"--ranks {','.join(map(str, ranks))}: no layout of so many cards divides the batch ({shape.batch}) and the "
-        f"model (heads {shape.heads}, layers {planner.model.depth}). Nearest: {' and '.join(map(str, sorted(near)))}; "
+        f"model ({sizes}). Nearest: {' and '.join(map(str, sorted(near)))}; "
         "or change train.batch."
     )
 

@@ -17,11 +17,12 @@ from paddle_dp.verbs.plan_screen import PlanScreen, described, span_text
 # By the names of `SHARES`: blue is work, orange and red are exchanges, grey is lost.
 COLORS = {
     "compute": "#2f6fb5", "update": "#8ab6e3", "tensor": "#d9822b", "sequence": "#f0b429", "stages": "#b44d12",
-    "gradients": "#cf1124", "bubble": "#9aa5b1", "rest": "#d9dee4",
+    "norms": "#7b4fa6", "gradients": "#cf1124", "bubble": "#9aa5b1", "rest": "#d9dee4",
 }  # fmt: skip
 NAMES = {
     "compute": "compute", "update": "update", "tensor": "exchange of tensor ranks",
     "sequence": "exchange of sequence ranks", "stages": "handovers of the pipeline",
+    "norms": "exchange of BatchNorms' statistics",
     "gradients": "exchange of gradients, the part that nothing hides", "bubble": "bubble of the pipeline",
     "rest": "start of a step",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
 from paddle_dp.plan.fullest_rank import FREE, TIGHT
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout
+from paddle_dp.plan.transformer import Transformer
 from paddle_dp.text import amount, digits, duration, plural
 from paddle_dp.verbs.layout_plan import RecipePlan
 
@@ -40,13 +41,15 @@ class PlanScreen:
         """The model, its batch and the cards, as one line."""
         train, planner, first = self.recipe.train, self.planner, self.rankings[0]
         is_curve = len(self.rankings) > 1
+        model = planner.model
+        sample = f"{model.length} tokens" if isinstance(model, Transformer) else model.inputs
         noun = "card" if planner.device.accelerator else "rank"
         cards = f"{noun}s" if is_curve else plural(first.ranks, noun)
         cards += "" if planner.device.accelerator else " of"
         legal = "" if is_curve else f": {plural(first.legal, 'legal layout')}"
         return (
             f"{self.recipe.model.name} of {total_parameters(planner.blocks):,} parameters, batches of {train.batch} × "
-            f"{planner.model.length} tokens, {train.precision.dtype}, on {cards} {planner.device.name}{legal}"
+            f"{sample}, {train.precision.dtype}, on {cards} {planner.device.name}{legal}"
         )
 
     def network(self) -> str:
@@ -87,6 +90,12 @@ class PlanScreen:
         )
         yield f"→ {plain}: {described(chosen.choice)}: {duration(chosen.seconds)}, {amount(chosen.memory.total)}"
         yield f"  its time: {_shares(chosen.shares)}"
+        alone = self.planner.local_norm_seconds(chosen.choice)
+        if alone is not None:
+            yield (
+                f"  {duration(alone)} with strategy.sync_batch_norm=false: BatchNorms of each rank's samples alone, "
+                "which is not one process's training"
+            )
         steps = self._steps()
         if steps is None:
             yield f"  {self._no_hours}"
@@ -94,9 +103,11 @@ class PlanScreen:
             hours = self._hours(chosen, steps)
             cards = [ranking.ranks * each for each in hours]
             price = f", price {_between(*(each * self.price for each in cards))}" if self.price else ""
-            tokens = self._full_batches(steps) * self.recipe.train.batch * self.planner.model.length
+            model = self.planner.model
+            each, noun = (model.length, "tokens") if isinstance(model, Transformer) else (1, "samples")
+            read = self._full_batches(steps) * self.recipe.train.batch * each
             yield (
-                f"  {steps:,} steps, {tokens:.3g} tokens: {_between(*hours)} hours, {_between(*cards)} "
+                f"  {steps:,} steps, {read:.3g} {noun}: {_between(*hours)} hours, {_between(*cards)} "
                 f"card-hours{price}"
             )
         current = ranking.current
@@ -185,10 +196,15 @@ class PlanScreen:
     def _trust(self) -> Iterator[str]:
         bars = self.planner.bars
         narrow = f" (up to {NARROW} wide)" if bars == "narrow" else ""
+        software = (
+            "They do not have this package's BatchNorm over all ranks (docs/plan.md)."
+            if bars == "traced"
+            else "They are of other software, with fused kernels, and of steps alone: LLaMA's card-hours were up to "
+            "39 % above the plan's (docs/plan.md)."
+        )
         yield (
             f"8 of 10 runs took at most {100 * (BARS[bars] - 1):.0f} % more than foretold, or that much less: "
-            f"{RUNS[bars]}{narrow}. They are of other software, with fused kernels, and of steps alone: LLaMA's "
-            "card-hours were up to 39 % above the plan's (docs/plan.md)."
+            f"{RUNS[bars]}{narrow}. {software}"
         )
         yield (
             f"= cannot be told apart: within {100 * (TIE - 1):.0f} %, more than 2 of 10 pairs of published runs were "

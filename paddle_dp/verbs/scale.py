@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
 from paddle_dp.plan.rank_memory import rank_memories
+from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
 from paddle_dp.verbs.forecast import LOAD, activations, blocks_of, layout_of, sizes_of
 
 TRIED_RANKS = (*range(1, 17), 32, 64, 128, 256, 512, 1024)
+PRODUCTS = 5  # shapes that a probe times of a model that is traced
 MOST_TOKENS = 8192  # of a product's shape: more rows fill no kernel better
 
 
@@ -21,7 +23,7 @@ def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iter
     blocks, allowed = blocks_of(recipe), LOAD * limit
     within = f"{amount(allowed)} ({LOAD:.0%} of {amount(limit)})"
     sizes: dict[int, float] = {}
-    is_complete, reason = True, "it has none"
+    model, is_complete, reason = sizes_of(recipe, blocks), True, "it has none"
     for ranks in TRIED_RANKS:
         try:
             recipe = on(ranks)
@@ -31,13 +33,14 @@ def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iter
             reason = str(error)
             continue
         rows = [
-            (each.total, activations(recipe, layout, local, each)) for each in rank_memories(local, layout)
+            (each.total, activations(recipe, model, layout, local, each))
+            for each in rank_memories(local, layout)
         ]
         sizes[ranks] = max(total + (forward or 0.0) for total, forward in rows)
         is_complete = any(forward is not None for _, forward in rows)
         if sizes[ranks] <= allowed:
             break
-    without = "" if is_complete else ", activations left out (they are known of transformers)"
+    without = "" if is_complete else ", activations left out (of this model and layout they are not known)"
     if not sizes:
         yield f"--memory: no number of ranks up to {TRIED_RANKS[-1]} has this layout: {reason}"
         return
@@ -51,17 +54,23 @@ def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iter
     yield (
         f"does not fit into {within} on any number of ranks up to {TRIED_RANKS[-1]}: {amount(need)} on "
         f"{ranks}{without}. More train.micro_batches or strategy.recompute=full keep less, strategy.sharding splits "
-        "the states; `paddle-dp plan RECIPE --ranks N` has every layout of a transformer."
+        "the states; `paddle-dp plan RECIPE --ranks N` has every layout."
     )
 
 
 def product_shapes(recipe: Recipe) -> list[tuple[int, int, int]]:
-    """[m, n, k] of the products of a block's layers and of the head, for one micro-batch of one rank; empty for a model
-    that is no transformer, whose products are not known by arithmetic."""
+    """[m, n, k] of the largest products of a model's forward, of a transformer those of a block's layers and of the
+    head, for one micro-batch of one rank; empty if they are not known."""
     model = sizes_of(recipe, blocks_of(recipe))
+    samples = max(1, recipe.train.batch // recipe.train.micro_batches)
     if model is None:
         return []
-    tokens = min(MOST_TOKENS, max(1, recipe.train.batch // recipe.train.micro_batches) * model.length)
+    if isinstance(model, TracedModel):
+        by_flops = sorted(model.operators, key=lambda operator: -operator.flops)
+        sides = [operator.product for operator in by_flops if operator.product]
+        largest = {(min(MOST_TOKENS, round(samples * m)), round(n), round(k)): None for m, n, k in sides}
+        return [*largest][:PRODUCTS]
+    tokens = min(MOST_TOKENS, samples * model.length)
     kv = model.kv_heads * model.width // model.heads
     shapes = [
         (tokens, model.width + 2 * kv, model.width), (tokens, model.width, model.width),

@@ -16,10 +16,10 @@ from paddle_dp.launch.sized import sized, sized_in_rank, sizes
 from paddle_dp.part import lazily
 from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.verbs.forecast import LOAD, activations, fitting, layout_of
+from paddle_dp.verbs.forecast import LOAD, activations, fitting, layout_of, sizes_of
 
 ROOT = Path(__file__).resolve().parents[2]
-GPT, MLP = ROOT / "configs/gpt_tiny.yaml", ROOT / "configs/digits_mlp.yaml"
+GPT, CONVNET = ROOT / "configs/gpt_tiny.yaml", ROOT / "configs/digits_convnet.yaml"
 AVAILABLE = 4 << 20
 
 
@@ -74,7 +74,10 @@ def test_a_number_of_ranks_that_may_change_is_refused() -> None:
 def bytes_with(recipe: Recipe, blocks: list[list[Weight]], ranks: int, parts: int) -> float:
     cut = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=parts)})
     layout = layout_of(cut, ranks)
-    return max(m.total + (activations(cut, layout, blocks, m) or 0.0) for m in rank_memories(blocks, layout))
+    return max(
+        m.total + (activations(cut, sizes_of(cut, blocks), layout, blocks, m) or 0.0)
+        for m in rank_memories(blocks, layout)
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
 @pytest.mark.parametrize(
     ("file", "word", "nodes", "sentence"),
     [
-        (MLP, "auto", 1, "what model mlp keeps for its backward is not known by arithmetic"),
+        (CONVNET, "auto", 1, "BatchNorm, which model convnet has, takes the statistics of each micro-batch"),
         (GPT, "auto", 2, "how much memory the ranks' devices have is not known here.*'auto 16 GB'"),
         (GPT, "auto lots", 1, r"'auto lots': 'lots' is not a quantity like '25 MB'"),
         (GPT, "auto 1 MB", 1, r"with as many as there can be a rank takes .*, more than 90% of the 1\.05 MB"),

@@ -49,7 +49,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
     from paddle_dp.mesh.transport import traffic
     from paddle_dp.part import lazily
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.verbs.forecast import activations, between, layout_of
+    from paddle_dp.verbs.forecast import activations, between, layout_of, sizes_of
 
     path = Path(folder) / f"recipe-{os.getpid()}.yaml"
     path.write_text(RECIPE)
@@ -87,7 +87,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
         "state": memory.state.total,
         "kept": memory.extra,
         "lent": memory.transient,
-        "activations": activations(recipe, layout, blocks, memory) or 0.0,
+        "activations": activations(recipe, sizes_of(recipe, blocks), layout, blocks, memory) or 0.0,
         "planned": planned,
         "weights": memory.state.parameters,
     }

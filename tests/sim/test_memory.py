@@ -86,7 +86,7 @@ def allocated(folder: str, words: str) -> dict[str, float]:
 
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.part import lazily
-    from paddle_dp.verbs.forecast import activations, layout_of
+    from paddle_dp.verbs.forecast import activations, layout_of, sizes_of
 
     recipe = RECIPE.format(width=320, batch=4, samples=48)
     trainer = build_trainer(recipe, folder, f"strategy={words}")
@@ -106,7 +106,7 @@ def allocated(folder: str, words: str) -> dict[str, float]:
         "state": memory.state.total,
         "lent": memory.transient,
         "kept": memory.extra,
-        "activations": activations(settings, layout, blocks, memory) or 0,
+        "activations": activations(settings, sizes_of(settings, blocks), layout, blocks, memory) or 0,
     }
 
 

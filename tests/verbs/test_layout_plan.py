@@ -14,6 +14,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.error_bars import STAGE3
 from paddle_dp.plan.ranking import PlannedLayout
+from paddle_dp.plan.transformer import Transformer
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount, duration
 from paddle_dp.verbs.check_screen import forecast
@@ -105,9 +106,10 @@ def test_layouts_without_a_rank_have_the_published_span_or_none() -> None:
 
 
 TAKEN = [("llama_7b", 16), ("gpt_6_7b", 8), ("gpt_345m", 4), ("llama_tiny", 2), ("bert_data2", 2)]
+TRACED = [("resnet50_imagenet", 8), ("digits_mlp", 2), ("resnet50_pipeline", 2)]
 
 
-@pytest.mark.parametrize(("name", "ranks"), TAKEN)
+@pytest.mark.parametrize(("name", "ranks"), [*TAKEN, *TRACED])
 def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, tmp_path: Path) -> None:
     file = CONFIGS / f"{name}.yaml"
     plan = RecipePlan.make(file, (), [ranks], DEVICES["a100-80"])
@@ -123,7 +125,7 @@ def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, 
         write_chosen(plan, file, (), tmp_path / "new")
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("llama_7b", 64), *TAKEN[1:], ("vit_digits", 2)])
+@pytest.mark.parametrize(("name", "ranks"), [("llama_7b", 64), *TAKEN[1:], ("vit_digits", 2), *TRACED])
 def test_bytes_are_those_of_check(name: str, ranks: int, tmp_path: Path) -> None:
     """`check` printed up to 2.3 times as many: it counted scores, and GPT's MLP for every model."""
     file = CONFIGS / f"{name}.yaml"
@@ -133,7 +135,8 @@ def test_bytes_are_those_of_check(name: str, ranks: int, tmp_path: Path) -> None
     lines = [*forecast(read_recipe(write_chosen(plan, file, ("train.device=auto",), tmp_path)), ranks)]
     sizes = next(line for line in lines if line.startswith("weights"))
     assert sizes.endswith(f": {amount(chosen.memory.total)} in all"), sizes
-    assert ("flash attention" in sizes) == plan.planner.numerics.flash
+    has_attention = isinstance(plan.planner.model, Transformer)
+    assert ("flash attention" in sizes) == (plan.planner.numerics.flash and has_attention)
 
 
 SIZES = ("model.width=2048", "model.heads=16", "model.kv_heads=16", "model.length=2048")
@@ -178,7 +181,10 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
         ([SMALL, "train.precision=float64"], "train.precision=float64: no data sheet"),
         ([SMALL, "train.device=cpu"], "train.device=cpu: data sheets are of accelerators"),
         ([CONFIGS / "digits_local_sgd.yaml"], "strategy.use=local_sgd: a plan knows the steps of single"),
-        ([CONFIGS / "resnet50_imagenet.yaml"], "model resnet cannot be planned: its settings have no width"),
+        (
+            [CONFIGS / "digits_mlp.yaml", "dataset={use: cifar}"],
+            "model mlp cannot be planned: the first sample, whose shape it needs, cannot be read: dataset.path",
+        ),
         ([CONFIGS / "llama_tiny_lora.yaml"], "adapter: a plan counts the products"),
     ],
 )

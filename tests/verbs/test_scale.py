@@ -46,8 +46,8 @@ def test_a_recipe_that_fits_nowhere_says_what_to_change() -> None:
 
 
 def test_unknown_activations_are_not_taken_for_none() -> None:
-    assert "activations left out" in fits("digits_mlp", 1)
-    assert "activations left out" not in fits("gpt_tiny", 1)
+    assert "activations left out" in fits("large_classifier", 1)  # which of its tensors are cut is not known
+    assert not any("activations left out" in fits(name, 1) for name in ("gpt_tiny", "digits_mlp"))
 
 
 def test_memory_is_an_option_of_check(capsys: pytest.CaptureFixture[str]) -> None:

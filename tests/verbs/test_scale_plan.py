@@ -153,5 +153,6 @@ def test_products_are_those_of_the_blocks() -> None:
     assert product_shapes(recipe) == [
         (tokens, 96, 32), (tokens, 32, 32), (tokens, 128, 32), (tokens, 32, 128), (tokens, 64, 32),
     ]  # fmt: skip
-    assert product_shapes(read_recipe(CONFIGS / "digits_mlp.yaml")) == []
+    mlp = product_shapes(read_recipe(CONFIGS / "digits_mlp.yaml"))
+    assert mlp == [(64, 256, 256), (64, 256, 64), (64, 10, 256)]  # most FLOPs first
     assert any("GFLOP/s" in line for line in probe_lines(probe()))

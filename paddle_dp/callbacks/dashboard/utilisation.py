@@ -2,9 +2,10 @@
 
 MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (arXiv:2204.02311, appendix B).
 
-The FLOPs of a sample are counted on the model's traced graph, without running it: matrix products and convolutions of
-forward and backward; a multiply and an add count as two. Recomputation and other operations do not count; attention
-counts in full, causal or not. For a decoder this is the paper's 6N + 12LHQT per token, with N weights in products.
+The FLOPs of a sample are counted on the model's traced program (`model.traced`), without running it: matrix products
+and convolutions of forward and backward; a multiply and an add count as two. Recomputation and other operations do not
+count; attention counts in full, causal or not. For a decoder this is the paper's 6N + 12LHQT per token, with N weights
+in products.
 
 The peaks are dense 16-bit products (bfloat16 or float16, float32 sums) by NVIDIA's data sheets (later ones print twice
 as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H100, L4, L40S (2023), H200 (2024).
@@ -12,58 +13,12 @@ as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H10
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import read_sample
 from paddle_dp.train import Run
-
-if TYPE_CHECKING:
-    from paddle import nn
-
-
-BACKWARD = 2  # products in backward per product in forward: the gradients of input and weight
-
-
-def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: str) -> int:
-    """The FLOPs of one sample's forward and backward; `shape`: an input's shape without the batch dim.
-
-    The model is built without memory for weights and traced once, never run. Paddle's unique names and random
-    generators are restored. Raises any error of building or tracing.
-    """
-    import paddle
-
-    rng_state = paddle.get_rng_state()
-    try:
-        with paddle.LazyGuard(), paddle.utils.unique_name.guard():
-            model = build()
-        model.eval()  # disables dropout, which has no products
-        spec = [paddle.static.InputSpec([1, *shape], dtype)]
-        traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        # The variable keeps the program alive; its operations do not.
-        program = traced.concrete_program.main_program
-        return (1 + BACKWARD) * sum(map(_flops, program.global_block().ops))
-    finally:
-        paddle.set_rng_state(rng_state)
-
-
-def _flops(operation: Any) -> int:
-    name = operation.name()
-    if name == "pd_op.matmul":
-        left, out = operation.operand_source(0).shape, operation.result(0).shape
-        inner = left[-2] if operation.attrs().get("transpose_x") else left[-1]
-        return 2 * math.prod(out) * inner
-    if name.startswith(("pd_op.conv", "pd_op.depthwise_conv")):
-        weight, out = operation.operand_source(1).shape, operation.result(0).shape
-        return 2 * math.prod(out) * math.prod(weight[1:])
-    if name in ("pd_op.flash_attn", "pd_op.memory_efficient_attention"):  # q [n, t, heads, head], k [n, s, …]
-        queries, keys = operation.operand_source(0).shape, operation.operand_source(1).shape
-        return 4 * math.prod(queries) * keys[1]
-    return 0
-
 
 # The first entry with all its words in the device's name applies.
 PEAKS = (
@@ -117,6 +72,8 @@ def has_peak(run: Run, peak_flops: float | None) -> bool:
 
 def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     """The utilisation of this run's model, or the reason why it is unknown."""
+    from paddle_dp.model.traced import traced_model
+
     peak = peak_flops or _peak_here()
     if peak is None or run.recipe is None:
         return "the peak of this device is not known: set the dashboard's peak_flops"
@@ -127,10 +84,10 @@ def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     if isinstance(sample, (dict, tuple)):
         return "the model's FLOPs were not counted: it reads several inputs"
     try:
-        flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))
+        flops = traced_model(run.recipe.model.build, [(sample.shape, str(sample.dtype))]).flops
     except Exception as error:  # noqa: BLE001 - tracing may fail in any way, for a model that trains well
         return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
-    return Utilisation(flops=flops, peak=peak)
+    return Utilisation(flops=round(flops), peak=peak)
 
 
 def _peak_here() -> float | None:

@@ -1,0 +1,77 @@
+"""A recipe's model as operators, for a plan of a model whose settings do not say what it computes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paddle_dp.assembly.inputs import Inputs
+from paddle_dp.data.prepared import prepared
+from paddle_dp.data.stream import as_dataset
+from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.model.traced import UncountedError, traced_model
+from paddle_dp.part import lazily
+from paddle_dp.plan.traced_model import TracedModel
+from paddle_dp.recipe import Recipe
+
+Shapes = list[tuple[tuple[int, ...], str]]
+
+
+def traced_recipe(recipe: Recipe) -> TracedModel:
+    """The recipe's model, traced with one sample's shapes. Raises UsageError with the reason if it cannot be."""
+    inputs = sample_shapes(recipe)
+    try:
+        with _quiet_stderr():
+            return traced_model(recipe.model.build, inputs)
+    except UncountedError as error:
+        raise not_planned(recipe, str(error)) from error
+
+
+def sample_shapes(recipe: Recipe) -> Shapes:
+    """Shape and dtype of each input of a sample, in the order of the model's parameters: as the data set's settings say
+    (`input_shape`), or of the first sample. Raises UsageError if neither is there."""
+    shape = getattr(recipe.dataset.config, "input_shape", None)
+    if shape is not None:
+        return [(tuple(shape), "float32")]
+    try:
+        dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+        inputs = Inputs.from_dataset(dataset)
+    except (PaddleDPError, OSError) as error:
+        raise not_planned(
+            recipe, f"the first sample, whose shape it needs, cannot be read: {str(error).rstrip('.')}"
+        ) from error
+    arrays = [(tuple(dim or 1 for dim in array.shape), array.dtype) for array in inputs.arrays]
+    if isinstance(inputs.structure, dict):
+        by_name = dict(zip(sorted(inputs.structure), arrays, strict=False))
+        with lazily():
+            names = [*inspect.signature(recipe.model.build().forward).parameters]
+        arrays = [by_name[name] for name in names if name in by_name]
+    nested = inputs.structure.values() if isinstance(inputs.structure, dict) else inputs.structure or ()
+    if any(each is not None for each in nested):
+        raise not_planned(recipe, "its inputs are nested")
+    return arrays
+
+
+def not_planned(recipe: Recipe, reason: str) -> UsageError:
+    """The error for a model without a plan, with the reason as the end of a sentence."""
+    return UsageError(
+        f"model {recipe.model.name} cannot be planned: {reason}. `paddle-dp check --ranks N` counts its bytes; "
+        "`paddle-dp train --why` measures its step."
+    )
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """A context in which nothing is written to stderr: Paddle 3.3.1 warns of a BatchNorm in a program, from C++."""
+    sys.stderr.flush()
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)

@@ -1,0 +1,138 @@
+"""A traced model's operators need and keep what Paddle's own forward does, and reading them leaves no trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.model.traced import UncountedError, traced_model
+from paddle_dp.part import find
+from paddle_dp.plan.traced_model import TracedModel
+
+T, L, W = 32, 3, 64
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt": {"heads": 4},
+    "tied": {"heads": 4, "tied": True},
+    "llama": {"heads": 4, "kv_heads": 2, "hidden": 96},
+    "wide llama": {"heads": 4, "kv_heads": 2, "hidden": 96, "head_width": 32, "qk_norm": True},
+}
+IMAGES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "resnet": ({"depth": 18, "small_images": True, "classes": 10}, [3, 32, 32]),
+    "convnet": ({}, [1, 8, 8]),
+    "vit": ({"image": 32, "patch": 4, "depth": 2, "width": 64, "heads": 4, "classes": 10}, [3, 32, 32]),
+    "mlp": ({"inputs": 64, "hidden": (256, 128), "classes": 10}, [64]),
+}
+
+
+def traced(use: str, shape: Sequence[int], dtype: str = "float32", **settings: Any) -> TracedModel:
+    return traced_model(find("models", use)(**settings).build, [(shape, dtype)])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_needs_what_the_paper_says(name: str) -> None:
+    """6N + 12LHQT per token (PaLM, appendix B); N counts the weights that multiply: no embedding that is looked up."""
+    word = "gpt" if name == "tied" else name.split()[-1]
+    settings = {"vocab": 100, "width": W, "depth": L, "length": T, **DECODERS[name]}
+    looked_up = {"blocks.0.position"} | (set() if name == "tied" else {"blocks.0.token.weight"})
+    named = dict(find("models", word)(**settings).build().named_parameters())
+    weights = sum(math.prod(p.shape) for n, p in named.items() if p.ndim == 2 and n not in looked_up)
+    heads = settings["heads"] * settings.get("head_width", W // settings["heads"])
+    assert traced(word, [T], "int64", **settings).flops == T * (6 * weights + 12 * L * heads * T)
+
+
+def test_a_resnet_50_needs_8_gflop_forward() -> None:
+    """4.1 billion multiply-adds a 224 × 224 image (torchvision prints 4.09)."""
+    model = traced("resnet", [3, 224, 224], depth=50)
+    assert model.flops / 3 / 2 == pytest.approx(4.09e9, rel=1e-3)
+    assert sum(operator.channels > 0 for operator in model.operators) == 53
+    products = [operator.gradients for operator in model.operators if operator.product]
+    assert products == [1] + [2] * 53  # nobody needs the image's gradient
+
+
+@pytest.mark.parametrize("use", IMAGES)
+def test_what_is_kept_is_what_paddle_keeps(use: str) -> None:
+    """All but the statistics of norms, which are of channels."""
+    settings, shape = IMAGES[use]
+    model = find("models", use)(**settings).build()
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: paddle.Tensor) -> paddle.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = 4 * tensor.size
+        return tensor
+
+    with paddle.autograd.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = model(paddle.randn([4, *shape]))
+    assert outputs.shape[0] == 4
+    numbers = sum(operator.saved for operator in traced(use, shape, **settings).operators)
+    assert 4 * 4 * numbers == pytest.approx(sum(kept.values()), rel=0.01)
+
+
+def test_each_block_has_its_operators() -> None:
+    model = traced("resnet", [3, 32, 32], depth=18, small_images=True, classes=10)
+    assert model.blocks == 10 and len(model.handed) == 9  # the stem, eight residual blocks, the head
+    assert model.handed == (*[64 * 32 * 32] * 3, *[128 * 16 * 16] * 2, *[256 * 8 * 8] * 2, *[512 * 4 * 4] * 2)
+    products = model.by_block(model.columns["is_product"])
+    assert products.tolist() == [1, 2, 2, 3, 2, 3, 2, 3, 2, 1]
+    weights = find("models", "resnet")(depth=18, small_images=True, classes=10).build().parameters()
+    assert sum(model.weights) == sum(int(p.size) for p in weights if not p.stop_gradient)
+
+
+class Functions(nn.Layer):
+    """Convolutions of both kinds and products of activations, without any block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2D(4, 8, 3, stride=2, padding=1, groups=2, bias_attr=False)
+        self.up = nn.Conv2DTranspose(8, 6, 2, stride=2, bias_attr=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        wide = self.up(self.down(x))  # [n, 6, 8, 8]
+        return paddle.matmul(wide, wide, transpose_y=True)  # 6 products of [8, 8] and [8, 8]
+
+
+def test_products_of_functions_are_counted_and_of_transposed_convolutions_by_their_input() -> None:
+    model = traced_model(Functions, [([4, 8, 8], "float32")])
+    down, up, scores = (2 * 16 * 8 * (2 * 9), 2 * 16 * 8 * (6 * 4), 2 * 6 * 8 * 8 * 8)
+    assert [operator.flops for operator in model.operators] == [down, up, scores]
+    assert model.blocks == 1 and model.handed == ()
+
+
+class Branching(nn.Layer):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+class Inverse(nn.Layer):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.linalg.inv(x @ x.transpose([0, 2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), [(Branching, "branches on what it computes"), (Inverse, "inverse are not counted")]
+)
+def test_operators_whose_products_are_unknown_are_refused(build: Any, reason: str) -> None:
+    """Silence would count them as nothing."""
+    with pytest.raises(UncountedError, match=reason):
+        traced_model(build, [([3, 4], "float32")])
+
+
+def test_tracing_draws_nothing_and_names_nothing() -> None:
+    paddle.seed(5)
+    expected = paddle.rand([3]).tolist()
+    paddle.seed(5)
+    model = traced("mlp", [4], inputs=4, hidden=(3,), classes=2, dropout=0.5)
+    assert model.flops == 3 * 2 * (4 * 3 + 3 * 2)
+    assert paddle.rand([3]).tolist() == expected and paddle.in_dynamic_mode()
+
+
+def test_tracing_takes_no_names_from_layers_made_later() -> None:
+    with paddle.utils.unique_name.guard():
+        traced("mlp", [4], inputs=4, hidden=(3,), classes=2)
+        assert nn.Linear(2, 2).weight.name == "linear_0.w_0"
