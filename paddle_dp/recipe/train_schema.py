@@ -149,7 +149,7 @@ class Train:
     micro_batches: Annotated[Positive, BeforeValidator(_global_number), _or_text("auto")] = 1
     """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the same,
     except that BatchNorm takes the statistics of each part. `auto`, or `auto 16 GB`: the smallest number with which a
-    transformer fits into a rank's memory, as `paddle-dp check` computes it."""
+    model without BatchNorm fits into a rank's memory, as `paddle-dp check` computes it."""
 
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""

@@ -11,6 +11,7 @@ from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
 from paddle_dp.plan.fullest_rank import FREE, TIGHT
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout
+from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.text import amount, digits, duration, plural
 from paddle_dp.verbs.layout_plan import RecipePlan
@@ -46,7 +47,8 @@ class PlanScreen:
         noun = "card" if planner.device.accelerator else "rank"
         cards = f"{noun}s" if is_curve else plural(first.ranks, noun)
         cards += "" if planner.device.accelerator else " of"
-        legal = "" if is_curve else f": {plural(first.legal, 'legal layout')}"
+        axes = "" if isinstance(model, Transformer) else " along data, sharding and pipeline"
+        legal = "" if is_curve else f": {plural(first.legal, 'legal layout')}{axes}"
         return (
             f"{self.recipe.model.name} of {total_parameters(planner.blocks):,} parameters, batches of {train.batch} × "
             f"{sample}, {train.precision.dtype}, on {cards} {planner.device.name}{legal}"
@@ -194,7 +196,12 @@ class PlanScreen:
             )
 
     def _trust(self) -> Iterator[str]:
-        bars = self.planner.bars
+        bars, micro_batches = self.planner.bars, self.planner.shape.micro_batches
+        if isinstance(self.planner.model, TracedModel) and self.planner.model.has_norms:
+            yield (
+                f"each layout has {plural(micro_batches, 'micro-batch', 'micro-batches')}, as the recipe: BatchNorm "
+                "takes the statistics of each, so another number is another training."
+            )
         narrow = f" (up to {NARROW} wide)" if bars == "narrow" else ""
         software = (
             "They do not have this package's BatchNorm over all ranks (docs/plan.md)."
