@@ -81,7 +81,7 @@ def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Gener
     """Returns the newest checkpoint of which the nodes' memories have all files, and in brackets why there is none, or
     no newer one.
 
-    `stocks`: of the nodes that take part. Those of another job, or in another version's form, do not count.
+    `stocks`: of the nodes that take part. Stocks of another job, or in another version's form, do not count.
     """
     from paddle_dp.checkpoint.node_copies import Generation, newest_complete
 

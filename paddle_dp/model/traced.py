@@ -101,7 +101,7 @@ class _Marks:
 
     @property
     def handed(self) -> tuple[float, ...]:
-        """The numbers that each block hands to the next; of one that is a function, those of the block before."""
+        """The numbers that each block hands to the next; a function is taken to pass on what it got."""
         handed: list[float] = []
         for number in range(1, len(self.weights)):
             handed.append(self.inputs.get(number, handed[-1] if handed else 0.0))

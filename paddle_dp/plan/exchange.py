@@ -15,7 +15,7 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
     tensor, with     activations             the same: each all-reduce is a reduce-scatter and an all-gather
       sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
     sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2);
-                                             of 1/t of the heads beside t tensor ranks
+                                             of 1/t of the heads with t tensor ranks
                      gradients               2(n−1)/n·Ψ
     pipeline         activations             A for each boundary between stages, and each direction
 

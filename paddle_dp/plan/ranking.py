@@ -81,7 +81,7 @@ class Planner:
     """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight.
     `elementwise`: the optimizer computes element by element, so that tensors may be cut. `rates`: the
     constants of the forecast; a measured device has its own. A model that was traced has neither tensor nor sequence
-    axes and, if it has BatchNorms, as many micro-batches as `shape` says: each has statistics of its own."""
+    axes and, if it has BatchNorms, as many micro-batches as `shape` says: each has other statistics."""
 
     model: Transformer | TracedModel
     blocks: Blocks

@@ -199,7 +199,7 @@ def handover_seconds(load: Workload, rates: Rates) -> Numbers:
 
 
 def pipeline_ranks(load: Workload) -> Numbers:
-    """The neighbouring ranks among which a pipeline's are: those of all axes within it."""
+    """The neighbouring ranks among which a pipeline's are: the product of all axes within it."""
     within = np.where(load.data_outside == 1, load.sequence * load.sharded, load.sequence * load.data)
     return load.tensor * within * load.pipeline
 

@@ -86,5 +86,5 @@ def _integer(config: Any, name: str) -> int:
 
 
 def matrix_elements(weights: Sequence[Weight]) -> int:
-    """The elements of a block's matrices: weights with two dims, or more, as those of experts together."""
+    """The elements of a block's matrices: weights with two dims, or more, as experts' have together."""
     return sum(weight.size for weight in weights if len(weight.shape) >= 2)

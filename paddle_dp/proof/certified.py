@@ -320,7 +320,7 @@ def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, lis
     if exact and (result["bits"] is False or any(distances)):
         same = False
         lines.append("one process of this machine has done it before, so every bit should be the same")
-    # A loss near 0 is no chaos: the drift is seen beside the largest loss so far.
+    # A loss near 0 is no chaos: the drift is compared with the largest loss so far.
     sizes = itertools.accumulate(
         (abs(here) if isfinite(here) else 0.0 for *_, here, _ in result["losses"]), max
     )

@@ -234,7 +234,7 @@ class TraceComparison:
         return left
 
     def _may_turn(self, distance: QuantityDistance) -> bool:
-        """Whether the distance is as small as that of a switched ReLU."""
+        """Whether the distance is as small as a switched ReLU makes it."""
         return distance.r * distance.unit <= (TURNED if self.float64_trace is None else TURNED_WITH_FLOAT64)
 
     def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:

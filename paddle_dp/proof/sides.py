@@ -1,4 +1,4 @@
-"""Runs the sides of a comparison, each in processes and a folder of its own, and reads their results.
+"""Runs the sides of a comparison, each in separate processes and in a separate folder, and reads their results.
 
 A side may fail in float64, because a model's code may be written for float32 only. If all ranks fail, they continue
 without float64; if some fail, such as one stage of a pipeline, the others wait in an exchange, and the job ends with

@@ -1,7 +1,7 @@
 """Trainings on a Ray cluster: `RayJob` starts a node of a job on several of its machines, as one actor each;
 `RayExecutor` starts the trials of a sweep.
 
-An actor runs `paddle-dp train --nodes …`, so watching, restarts and checkpoints are those of any other job. Ray's
+An actor runs `paddle-dp train --nodes …`, so watching, restarts and checkpoints are any other job's. Ray's
 public interface alone is used, and imported when a job runs. Nothing else in the package knows of Ray.
 """
 

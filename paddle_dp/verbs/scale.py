@@ -59,7 +59,7 @@ def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iter
 
 
 def product_shapes(recipe: Recipe) -> list[tuple[int, int, int]]:
-    """[m, n, k] of the largest products of a model's forward, of a transformer those of a block's layers and of the
+    """[m, n, k] of the largest products of a model's forward, of a transformer the products of a block and of the
     head, for one micro-batch of one rank; empty if they are not known."""
     model = sizes_of(recipe, blocks_of(recipe))
     samples = max(1, recipe.train.batch // recipe.train.micro_batches)
