@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,9 +132,17 @@ def _close_all() -> None:
 
 
 def children() -> list[psutil.Process]:
-    """What the tests' own process has started and still has, but for what waits here for other tests."""
-    waiting = {pid for pool in _pools.values() for pid in (pool.process.pid, *descendants(pool.process.pid))}
-    return [child for child in psutil.Process().children(recursive=True) if child.pid not in waiting]
+    """Returns all that the tests' own process has started and not waited for, but for the pools of other tests.
+
+    A zombie counts: a test that leaves one has forgotten to wait for it. `descendants` returns living processes, to be
+    killed; the zombies of a pool would be missing among its processes, and count as a test's.
+    """
+    pools = {pool.process.pid for pool in _pools.values()}
+    family = [child for child in psutil.Process().children() if child.pid not in pools]
+    for child in family:  # grows while it is walked
+        with suppress(psutil.NoSuchProcess):
+            family.extend(child.children())
+    return family
 
 
 def on_device(number: str) -> dict[str, str]:

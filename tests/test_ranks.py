@@ -7,12 +7,16 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from paddle_dp.launch.processes import alive
+from tests import rank_pool
 from tests.eventually import eventually
 from tests.house.command_service import command_line
+from tests.rank_pool import children
 from tests.ranks import ROOT, run_ranks
 
 
@@ -131,3 +135,18 @@ def test_a_command_whose_caller_is_gone_ends(tmp_path):
     caller.kill()
     caller.wait()
     eventually(lambda: not alive(int((tmp_path / "pid").read_text())), 20)
+
+
+def test_a_zombie_of_a_pool_is_no_child_of_a_test_and_a_zombie_of_a_test_is(monkeypatch):
+    """A pool waits for its forks when it can: one that had just ended failed the test at work."""
+    leave = "import os, sys; pid = os.fork(); pid or os._exit(0); print(pid, flush=True); sys.stdin.read()"
+    before = children()
+    with subprocess.Popen(
+        [sys.executable, "-c", leave], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        zombie = int(parent.stdout.readline())
+        eventually(lambda: psutil.Process(zombie).status() == psutil.STATUS_ZOMBIE)
+        assert {child.pid for child in children()} - {child.pid for child in before} == {parent.pid, zombie}
+        pool = SimpleNamespace(process=parent)
+        monkeypatch.setitem(rank_pool._pools, (("a test's", "pool"),), pool)
+        assert children() == before
