@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.launch.processes import kill_tree
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 NODES = ("10.77.0.1", "10.77.0.2")
 PORT = 9701
@@ -92,6 +94,12 @@ def begin(
     return subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def kill_node(process: subprocess.Popen[str]) -> None:
+    """What a power cut does to a node: all of it ends at once."""
+    kill_tree(process)
+    process.communicate()
 
 
 def finish(processes: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:

@@ -23,8 +23,7 @@ from tests.faults import deeds
 from tests.faults.conftest import MARK
 from tests.faults.deeds import LAYOUTS, Draw, Layout, Record, Training
 from tests.faults.lost import train
-from tests.faults.namespaces import begin, finish, needs_root
-from tests.faults.test_lost_nodes import kill_tree
+from tests.faults.namespaces import begin, finish, kill_node, needs_root
 from tests.faults.wire import Wire, wired
 
 pytestmark = [pytest.mark.long, needs_root, pytest.mark.timeout(500)]
@@ -104,7 +103,7 @@ def endless_partition(nodes: Nodes) -> None:
 
 def kill_and_return(node: int) -> Callable[[Nodes], None]:
     def do(nodes: Nodes) -> None:
-        kill_tree(nodes.processes[node])
+        kill_node(nodes.processes[node])
         time.sleep(nodes.draw.random.uniform(0.0, 3.0))
         nodes.processes[node] = nodes.start(node)
 
@@ -123,7 +122,7 @@ def go_and_come(nodes: Nodes) -> None:
     """Node 1 goes, node 0 trains alone, node 1 comes; and once more."""
     for _ in range(2):
         attempts = nodes.attempts()
-        kill_tree(nodes.processes[1])
+        kill_node(nodes.processes[1])
         eventually(lambda attempts=attempts: nodes.attempts() > attempts, 60, pause=0.05)
         nodes.saved_after(nodes.newest())
         nodes.processes[1] = nodes.start(1)

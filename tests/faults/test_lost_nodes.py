@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_dp.launch.processes import alive, descendants, kill_all, variable
-from tests.faults.namespaces import begin, finish, needs_root, pull
+from paddle_dp.launch.processes import alive, descendants, variable
+from tests.eventually import eventually
+from tests.faults.deeds import ranks_below
+from tests.faults.namespaces import begin, finish, kill_node, needs_root, pull
 from tests.faults.slow_run import are_right, at_step, newest, right_weights
 
 pytestmark = [pytest.mark.long, needs_root, pytest.mark.timeout(240)]
@@ -31,19 +33,14 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return right_weights(tmp_path_factory.mktemp("alone"), ranks=2)
 
 
-def seconds_until_idle(process: subprocess.Popen[str]) -> float:
-    """How long it takes until none of a node's ranks, nor its launcher, is left."""
-    begun = time.monotonic()
-    while descendants(process.pid):
-        assert time.monotonic() < begun + 60, "its ranks go on"
-        time.sleep(0.02)
+def seconds_until_ranks_end(*nodes: subprocess.Popen[str]) -> float:
+    """How long it takes until none of these nodes' ranks is left. Call it at once: other ranks may follow them.
+
+    A node that waits for another one has processes all the same: the launcher of its next attempt.
+    """
+    begun, ranks = time.monotonic(), [rank for node in nodes for rank in ranks_below(node.pid).values()]
+    eventually(lambda: not any(map(alive, ranks)), 60)
     return time.monotonic() - begun
-
-
-def kill_tree(process: subprocess.Popen[str]) -> None:
-    """What a power cut does to a node: all of it ends at once."""
-    kill_all(lambda: [pid for pid in (process.pid, *descendants(process.pid)) if alive(pid)])
-    process.communicate()
 
 
 @pytest.mark.parametrize("node", [1, 0])
@@ -51,8 +48,8 @@ def test_a_node_that_is_killed_and_returns(spaces, tmp_path, found, right, node)
     out = tmp_path / "run"
     both = nodes(spaces, out, job=AGAIN)
     at_step(out, 60)
-    kill_tree(both[node])
-    seconds = seconds_until_idle(both[1 - node])
+    kill_node(both[node])
+    seconds = seconds_until_ranks_end(both[1 - node])
     time.sleep(3.0)
     assert both[1 - node].poll() is None
     both[node] = begin(spaces[node], node, out, "train", job=AGAIN)  # the same command
@@ -74,7 +71,7 @@ def test_a_rank_that_is_killed_on_one_node(spaces, tmp_path, found, right):
     at_step(out, 60)
     [rank] = [pid for pid in descendants(both[1].pid) if variable(pid, "PADDLE_TRAINER_ID") == "1"][:1]
     os.kill(rank, signal.SIGKILL)
-    seconds = seconds_until_idle(both[0])
+    seconds = seconds_until_ranks_end(both[0])
     ended = finish(both)
     assert [status for status, _, _ in ended] == [0, 0], ended
     words = f"failed: rank 1 of 2 on {socket.gethostname()}: ended by SIGKILL"
@@ -136,7 +133,7 @@ def test_a_cable_that_is_out_for_longer_than_the_patience(spaces, tmp_path, foun
     both = nodes(spaces, out, job=AGAIN)
     at_step(out, 40)
     pull(spaces, 1, plugged=False)
-    seconds = max(seconds_until_idle(process) for process in both)
+    seconds = seconds_until_ranks_end(*both)
     time.sleep(2.0)
     pull(spaces, 1, plugged=True)
     ended = finish(both)
@@ -155,8 +152,8 @@ def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp
     job = {**AGAIN, "least_nodes": 1}
     both = nodes(spaces, out, "watch.rejoin=4 s", job=job)
     at_step(out, 40)
-    kill_tree(both[1])
-    seconds = seconds_until_idle(both[0])
+    kill_node(both[1])
+    seconds = seconds_until_ranks_end(both[0])
     begun = time.monotonic()
     at_step(out, newest(out) + 40)
     alone = time.monotonic() - begun

@@ -20,11 +20,11 @@ import pytest
 
 from paddle_dp.checkpoint import checkpoints
 from paddle_dp.launch.network import free_port
-from paddle_dp.launch.processes import alive, descendants, kill_all, marked
+from paddle_dp.launch.processes import kill_all, marked
 from tests.eventually import eventually
 from tests.faults.conftest import MARK
 from tests.faults.lost import different, train
-from tests.faults.namespaces import ROOT, finish
+from tests.faults.namespaces import ROOT, finish, kill_node
 from tests.faults.slow_run import losses
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -74,9 +74,7 @@ class Nodes:
 
     def lose(self, node: int, wiped: bool = True) -> None:
         """A power cut: all of a node's processes and its memory are gone at once. `wiped=False`: its memory stays."""
-        process = self.processes[node]
-        kill_all(lambda: [pid for pid in (process.pid, *descendants(process.pid)) if alive(pid)])
-        process.communicate()
+        kill_node(self.processes[node])
         assert list(self.memory(node).iterdir()), "nothing was in memory"
         if wiped:
             shutil.rmtree(self.memory(node))

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.namespaces import begin, finish, needs_root, pull
+from tests.faults.namespaces import begin, finish, kill_node, needs_root, pull
 from tests.faults.slow_run import are_right, at_step, right_weights
-from tests.faults.test_lost_nodes import kill_tree
 
 pytestmark = [pytest.mark.long, needs_root, pytest.mark.timeout(240)]
 SLOW = {"recipe": "tests/faults/slow.yaml", "ranks": 2}
@@ -49,7 +48,7 @@ def test_a_machine_with_workers_alone_is_left_behind(spaces: list[str], tmp_path
     out = tmp_path / "run"
     both = nodes(spaces, out, ASYNC, job=SLOW)
     at_step(out, 40)
-    kill_tree(both[1]) if how == "killed" else pull(spaces, 1, plugged=False)
+    kill_node(both[1]) if how == "killed" else pull(spaces, 1, plugged=False)
     ended = finish(both[:1] if how == "killed" else both)
     status, _, said = ended[0]
     named = "node 1 (" in said and "The others go on without it." in said
