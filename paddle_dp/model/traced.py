@@ -5,10 +5,13 @@ Paddle traces the forward of a training step for one sample, without memory for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -16,27 +19,20 @@ from paddle_dp.core.blocks import blocks_of, elements_of, outside
 from paddle_dp.part import lazily, undisturbed
 from paddle_dp.plan.traced_model import Operator, TracedModel
 
-# Operators, by the first letters of their names, that keep their inputs for backward, their outputs, or nothing. All
-# others are taken to keep both.
-_SAVE_INPUTS = (
-    "matmul", "bmm", "conv", "depthwise_conv", "batch_norm", "layer_norm", "rms_norm", "group_norm", "instance_norm",
-    "gelu", "silu", "swish", "hardswish", "leaky_relu", "mish", "softplus", "multiply", "divide", "elementwise_pow",
-    "pow", "log", "square", "abs", "pool", "cross_entropy",
-)  # fmt: skip
-_SAVE_OUTPUTS = ("relu", "softmax", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "dropout")
-_SAVE_NOTHING = (
-    "add", "subtract", "scale", "cast", "concat", "split", "slice", "strided_slice", "mean", "sum", "transpose",
-    "stack", "expand", "tile", "pad", "gather", "embedding", "bilinear_interp", "nearest_interp", "one_hot", "unbind",
-    "flip", "roll",
-)  # fmt: skip
-_VIEWS = ("reshape", "flatten", "squeeze", "unsqueeze", "share_data", "assign", "view")
-_CONSTANTS = ("full", "shape", "arange", "constant", "range", "gaussian", "uniform")
+# Operators, by the first letters of their names, whose result is another view of their first input's memory.
+_VIEWS = ("reshape", "flatten", "squeeze", "unsqueeze", "share_data", "view")
+# Views without an order of their own in memory: a kernel that reads one copies it first, and so takes time.
+_STRIDED_VIEWS = ("transpose", "slice", "strided_slice", "unbind", "diagonal")
+_CONSTANTS = ("full", "shape", "arange", "assign_value", "constant", "range", "gaussian", "uniform")
 _LOOKUPS = ("embedding", "gather")  # they read some of a parameter's rows
+_BATCH_NORMS = ("batch_norm", "sync_batch_norm")
+_ATTENTION = ("flash_attn", "memory_efficient_attention")
 # Products whose number does not follow from the operators' shapes alone.
-_UNKNOWN = (
-    "rnn", "lstm", "gru", "cudnn", "deformable", "fused", "einsum", "addmm", "baddbmm", "mv", "dot", "kron", "svd",
-    "eig", "qr", "inverse", "solve", "cholesky", "fft", "correlation", "sparse", "weight_quantize", "llm_int8",
-)  # fmt: skip
+_UNKNOWN = re.compile(
+    "(rnn|lstm|gru|cudnn|deformable|fused|einsum|addmm|baddbmm|batched_gemm|batch_fc|bilinear$|mv|dot|multi_dot|kron"
+    "|svd|eig|qr|lu|det|slogdet|inverse|solve|triangular_solve|lstsq|matrix_|cholesky|fft|correlation|sparse"
+    "|sequence_conv|weight_quantize|weight_only|llm_int8)|.*(attn|attention)"
+)
 
 
 class UncountedError(Exception):
@@ -56,8 +52,8 @@ def traced_model(build: Callable[[], nn.Layer], inputs: Sequence[tuple[Sequence[
     try:
         with undisturbed():
             traced = paddle.jit.to_static(model.forward, input_spec=specs, full_graph=True)
-            # The variable saves the program alive; its operations do not.
-            program = traced.concrete_program.main_program
+            concrete = traced.concrete_program  # keeps the program alive; its operations do not
+            forward, backward = _operations(concrete)
     except Exception as error:  # tracing may fail in any way, for a model that trains well
         first_line = next(iter(str(error).strip().splitlines()), "")
         raise UncountedError(
@@ -66,7 +62,48 @@ def traced_model(build: Callable[[], nn.Layer], inputs: Sequence[tuple[Sequence[
     finally:
         marks.remove()
     described = ", ".join(f"{dtype}{[*shape]}" for shape, dtype in inputs)
-    return _read(program.global_block().ops, marks, described)
+    return _read(forward, _needed(backward), marks, described)
+
+
+def _operations(concrete: Any) -> tuple[list[Any], list[Any]]:
+    """The operations of the program's forward, and those of its backward, which Paddle appends."""
+    block = concrete.main_program.global_block()
+    forward = list(block.ops)
+    values = [
+        value for value in paddle.utils.flatten(concrete.outputs) if isinstance(value, paddle.pir.Value)
+    ]
+    outputs = [value for value in values if not value.stop_gradient]
+    trained = [value for value in concrete.parameters[1] if not value.stop_gradient]
+    if outputs and trained:
+        paddle.enable_static()
+        try:
+            with paddle.static.program_guard(concrete.main_program):
+                paddle.static.gradients(outputs, trained)
+        finally:
+            paddle.disable_static()
+    known = {operation.id() for operation in forward}
+    return forward, [operation for operation in block.ops if operation.id() not in known]
+
+
+def _needed(backward: Iterable[Any]) -> dict[str, set[str]]:
+    """The values whose numbers the backward reads, with the names of the operators whose gradients do."""
+    needed: dict[str, set[str]] = {}
+    lists: dict[str, list[str]] = {}
+    for operation in backward:
+        name = _name(operation)
+        values = [value for value in operation.operands_source() if value.initialized()]
+        if name == "combine":
+            lists[operation.result(0).id] = [value.id for value in values]
+        elif not name.startswith(_CONSTANTS):
+            for value in (value for value in values if not operation.is_no_need_buffer(value)):
+                for each in lists.get(value.id, [value.id]):
+                    needed.setdefault(each, set()).add(name.removesuffix("_grad"))
+    return needed
+
+
+def _name(operation: Any) -> str:
+    """The operation's name without its dialect and the sign of one in place."""
+    return str(operation.name()).rpartition(".")[2].rstrip("_")
 
 
 class _Marks:
@@ -76,18 +113,31 @@ class _Marks:
         blocks = blocks_of(model)
         self.is_chain = bool(blocks) and not outside(model, blocks)
         units = blocks if self.is_chain else [model]
-        self.weights = tuple(
-            sum(int(p.size) for p in unit.parameters() if not p.stop_gradient) for unit in units
-        )
+        counted: set[int] = set()
+        self.weights = tuple(sum(self._trained(unit, counted)) for unit in units)
         self.before: dict[int, int] = {}  # by the identity of the operation before the block, its number
         self.inputs: dict[int, float] = {}
+        uses: dict[nn.Layer, list[int]] = {}  # the blocks of each layer; a shared one has several
+        for number, layer in elements_of(model) if self.is_chain else []:
+            uses.setdefault(layer, []).append(number)
         self._hooks = [
-            layer.register_forward_pre_hook(self._mark(number))
-            for number, layer in (elements_of(model) if self.is_chain else [])
+            layer.register_forward_pre_hook(self._mark(numbers)) for layer, numbers in uses.items()
         ]
 
-    def _mark(self, number: int) -> Callable[[nn.Layer, Any], None]:
+    @staticmethod
+    def _trained(unit: nn.Layer, counted: set[int]) -> Iterator[int]:
+        """The sizes of the trained parameters that were not counted before, and which are from now on."""
+        for parameter in unit.parameters():
+            if not parameter.stop_gradient and id(parameter) not in counted:
+                counted.add(id(parameter))
+                yield int(parameter.size)
+
+    def _mark(self, numbers: Sequence[int]) -> Callable[[nn.Layer, Any], None]:
+        """A hook that marks where these blocks begin, one at each call."""
+        order = iter(numbers)
+
         def mark(layer: nn.Layer, inputs: Any) -> None:
+            number = next(order, numbers[-1])
             *_, last = paddle.static.default_main_program().global_block().ops
             self.before[last.id()] = number
             tensors = [value for value in paddle.utils.flatten(inputs) if hasattr(value, "shape")]
@@ -108,73 +158,112 @@ class _Marks:
         return tuple(handed)
 
 
-def _read(operations: Iterable[Any], marks: _Marks, inputs: str) -> TracedModel:
+def _read(
+    operations: Iterable[Any], needed: Mapping[str, set[str]], marks: _Marks, inputs: str
+) -> TracedModel:
     operators: list[Operator] = []
+    touched: list[set[str]] = []  # the values that each operator reads or gives
     values = _Values()
     block = 0
     for operation in operations:
-        dialect, _, name = operation.name().rstrip("_").partition(".")
+        name = _name(operation)
         if operation.num_regions() > 0:
             raise UncountedError(f"its forward branches on what it computes ({name})")
-        if name.startswith(_UNKNOWN):
+        if _UNKNOWN.match(name) and name not in _ATTENTION:
             raise UncountedError(f"the products of its operator {name} are not counted")
-        read, results = values.add(operation)
-        if name == "parameter":
-            values.parameters.update(results)
-        elif name.startswith(_CONSTANTS) or (read and {*read} <= values.constants):
-            values.constants.update(results)
-        elif name.startswith(_VIEWS):
-            values.roots |= dict.fromkeys(results, read[0])
-        elif (
-            dialect != "builtin" and name != "data"
-        ):  # which makes a list, or takes one apart; which is the sample
+        read, results = values.add(operation, name)
+        if values.unknown & {*read, *results[:1]}:  # further results may be a kernel's workspace
+            raise UncountedError(f"the sizes in its forward depend on what it computes ({name})")
+        is_free = name in ("data", "parameter") or name.startswith(_VIEWS) or {*results} <= values.constants
+        if not (is_free or operation.name().startswith("builtin.")):  # which makes a list, or takes one apart
             operators.append(_operator(name, block, operation, values, read, results))
+            touched.append({*map(values.root, (*read, *results))})
         block = marks.before.get(operation.id(), block)
+    values.keep(operators, touched, needed)
     return TracedModel(operators=tuple(operators), handed=marks.handed, weights=marks.weights, inputs=inputs)
 
 
 class _Values:
-    """The values of a program by name: `numbers` of each, the `roots` that views show, and those that an operator has
-    `saved` for its backward."""
+    """The values of a program by name: `numbers` of each, `bytes` of each that has no floating-point numbers, and the
+    `roots` whose memory views show. `weights`: parameters, and what is computed of nothing else, once for all
+    samples."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
+        self.bytes: dict[str, float] = {}
         self.roots: dict[str, str] = {}
-        self.parameters: set[str] = set()
+        self.strided: set[str] = set()
+        self.weights: set[str] = set()
         self.constants: set[str] = set()
-        self.saved: set[str] = set()
+        self.unknown: set[str] = set()  # in their size
 
-    def add(self, operation: Any) -> tuple[list[str], list[str]]:
-        """The names of what an operation reads, behind views, and of its results."""
-        read = [
-            self.roots.get(value.id, value.id) for value in operation.operands_source() if value.initialized()
-        ]
-        results = operation.results()
-        for value in results:
-            is_list = not (value.is_dense_tensor_type() or value.is_selected_row_type())
-            parts = [self.numbers[name] for name in read if name not in self.constants]
-            self.numbers[value.id] = sum(parts) if is_list else _numbers(value)
-        return read, [value.id for value in results]
+    def root(self, name: str) -> str:
+        """The value whose memory the named one shows."""
+        return self.roots.get(name, name)
+
+    def add(self, operation: Any, name: str) -> tuple[list[str], list[str]]:
+        """The names of what an operation reads, and of its results."""
+        read = [value.id for value in operation.operands_source() if value.initialized()]
+        results = [value.id for value in operation.results()]
+        parts = [self.numbers[each] for each in read if each not in self.constants]
+        for value in operation.results():
+            is_tensor = value.is_dense_tensor_type() or value.is_selected_row_type()
+            self.numbers[value.id] = _numbers(value) if is_tensor else sum(parts)
+            kind = str(value.dtype).rpartition(".")[2] if is_tensor else ""
+            if kind.startswith(("bool", "int", "uint")):
+                self.bytes[value.id] = self.numbers[value.id] * np.dtype(kind).itemsize
+            if is_tensor and min(value.shape, default=0) < 0:
+                self.unknown.add(value.id)
+        if name.startswith(_CONSTANTS) or (read and {*read} <= self.constants):
+            self.constants.update(results)
+            self.unknown.difference_update(results)
+            return read, results
+        if name == "parameter" or (read and {*read} <= self.weights | self.constants):
+            self.weights.update(results)
+        if name.startswith(_BATCH_NORMS):  # statistics
+            self.weights.update(results[1:])
+        is_strided = name.startswith(_STRIDED_VIEWS) or bool({*read[:1]} & self.strided)
+        is_copy = is_strided and name.startswith(("reshape", "flatten"))  # in another order
+        is_part = operation.name() == "builtin.split" and self.root(read[0]) != read[0]
+        if is_part or (name.startswith((*_STRIDED_VIEWS, *_VIEWS)) and not is_copy):
+            self.roots |= dict.fromkeys(results, self.root(read[0]))
+            self.strided.update(results if is_strided else ())
+        return read, results
+
+    def keep(
+        self, operators: list[Operator], touched: Sequence[set[str]], needed: Mapping[str, set[str]]
+    ) -> None:
+        """Adds what backward needs to the operators whose gradients need it; the first of several keeps it."""
+        seen = self.weights | self.constants
+        for value, names in needed.items():
+            root = self.root(value)
+            if value not in self.numbers or seen & {value, root}:
+                continue
+            seen.add(root)
+            touching = [number for number, each in enumerate(touched) if root in each]
+            number = next((each for each in touching if operators[each].name in names), [*touching, 0][0])
+            kind, sizes = ("masks", self.bytes) if root in self.bytes else ("saved", self.numbers)
+            more = getattr(operators[number], kind) + sizes[root]
+            operators[number] = replace(operators[number], **{kind: more})
 
 
 def _operator(
     name: str, block: int, operation: Any, values: _Values, names: Sequence[str], results: Sequence[str]
 ) -> Operator:
     """The operation, with the `names` of what it reads and of its `results`, as an operator of that block."""
-    read = [each for each in names if each not in values.parameters | values.constants]
-    weights = sum(values.numbers[each] for each in names if each in values.parameters)
+    read = [each for each in names if each not in values.weights | values.constants]
+    weights = sum(values.numbers[each] for each in names if each in values.weights)
+    written = values.numbers[results[0]]
     gradients = [not value.stop_gradient for value in operation.operands_source()[:2] if value.initialized()]
-    is_trained = not operation.result(0).stop_gradient
-    saves = {*_saved(name, read, results[0])} - values.saved if is_trained else set()
-    values.saved |= saves
-    is_norm = name.startswith(("batch_norm", "sync_batch_norm"))
-    product, count = _product(name, operation, any(each in values.parameters for each in names[:2]))
+    is_norm = name.startswith(_BATCH_NORMS)
+    product, count = _product(name, operation, any(each in values.weights for each in names[:2]))
+    is_once = results[0] in values.weights  # for all samples
     return Operator(
-        name=name, block=block, read=sum(values.numbers[each] for each in read), written=values.numbers[results[0]],
-        weights=0.0 if is_norm or name.startswith(_LOOKUPS) else weights,
-        saved=sum(values.numbers[each] for each in saves), product=product, count=count,
+        name=name, block=block, read=sum(values.numbers[each] for each in read), written=0.0 if is_once else written,
+        weights=0.0 if is_norm or name.startswith(_LOOKUPS) else weights + is_once * written,
+        product=product, count=count,
         channels=int(operation.operand_source(1).shape[0]) if is_norm else 0,
-        gradients=sum(gradients) if is_trained else 0,
+        gradients=0 if operation.result(0).stop_gradient else sum(gradients),
     )  # fmt: skip
 
 
@@ -183,22 +272,15 @@ def _numbers(value: Any) -> float:
     return float(prod(value.shape)) if all(dim >= 0 for dim in value.shape) else 0.0
 
 
-def _saved(name: str, read: Sequence[str], result: str) -> Sequence[str]:
-    """The values that an operator saves for its backward."""
-    if name.startswith(_SAVE_NOTHING):
-        return ()
-    if name.startswith(_SAVE_OUTPUTS):
-        return (result,)
-    return read if name.startswith(_SAVE_INPUTS) else (*read, result)
-
-
 def _product(
     name: str, operation: Any, with_weights: bool
 ) -> tuple[tuple[float, float, float] | None, float]:
     """The product (m, n, k) of an operator, and how many of it there are."""
     if name in ("matmul", "bmm"):
         left, out = operation.operand_source(0).shape, operation.result(0).shape
-        inner = left[-2] if name == "matmul" and operation.attrs().get("transpose_x") else left[-1]
+        out = [1] * (2 - len(out)) + [*out]  # of vectors
+        is_turned = name == "matmul" and operation.attrs().get("transpose_x") and len(left) > 1
+        inner = left[-2] if is_turned else left[-1]
         if with_weights or len(out) < 3:
             return (prod(out[:-1]), out[-1], inner), 1.0
         return (out[-2], out[-1], inner), float(prod(out[:-2]))
@@ -207,7 +289,7 @@ def _product(
         if "transpose" in name:  # each number of the input is multiplied with a kernel of each output
             return (prod(read) / weight[0], prod(weight[1:]), weight[0]), 1.0
         return (prod(operation.result(0).shape) / weight[0], weight[0], prod(weight[1:])), 1.0
-    if name in ("flash_attn", "memory_efficient_attention"):  # q [n, t, heads, head], k [n, s, …]
+    if name in _ATTENTION:  # q [n, t, heads, head], k [n, s, …]
         queries, keys = operation.operand_source(0).shape, operation.operand_source(1).shape
         return (queries[1], keys[1], queries[3]), 2.0 * queries[0] * queries[2]
     return None, 1.0

@@ -41,9 +41,10 @@ class Operator:
     """One operator of the forward of one sample.
 
     `block`: the number of the block that runs it. `product`: `count` products of [m, k] and [k, n] by (m, n, k), or
-    None. `read`, `written`: the numbers of its inputs and outputs; `weights`: of its parameters. `saved`: numbers that
-    it keeps for backward and that no other operator keeps. `channels`: of a BatchNorm, else 0. `gradients`: how many of
-    its first two inputs have a gradient: a product for each in backward; 0: it has no backward.
+    None. `read`, `written`: the numbers of its inputs and outputs; `weights`: of its parameters, and of what it reads
+    or writes once for all samples. `saved`: numbers that it keeps for backward and that no other operator keeps;
+    `masks`: bytes of the same that are no floating-point numbers. `channels`: of a BatchNorm, else 0. `gradients`: how
+    many of its first two inputs have a gradient: a product for each in backward; 0: it has no backward.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Operator:
     written: float
     weights: float = 0.0
     saved: float = 0.0
+    masks: float = 0.0
     product: tuple[float, float, float] | None = None
     count: float = 1.0
     channels: int = 0
@@ -100,7 +102,7 @@ class TracedModel:
         """The operators' numbers, [operators] each; a product's sides are 1 where there is none."""
         rows = self.operators
         sides = np.array([row.product or (1.0, 1.0, 1.0) for row in rows], float).reshape(-1, 3).T
-        names = ("block", "read", "written", "weights", "saved", "count", "channels", "gradients")
+        names = ("block", "read", "written", "weights", "saved", "masks", "count", "channels", "gradients")
         columns = {name: np.array([getattr(row, name) for row in rows], float) for name in names}
         is_product = np.array([row.product is not None for row in rows], float)
         return columns | {"m": sides[0], "n": sides[1], "k": sides[2], "is_product": is_product}
@@ -126,7 +128,7 @@ class TracedModel:
         exchange."""
         local = [block for stage in stages for block in stage]
         recomputed = [block for block in local if block in recomputed_blocks(self.blocks, recompute)]
-        saved = number * self.by_block(self.columns["saved"])
+        saved = self.by_block(number * self.columns["saved"] + self.columns["masks"])
         if is_sync:
             saved += max(0, SYNC_SAVED - number) * self.by_block(
                 self.columns["read"] * (self.columns["channels"] > 0)

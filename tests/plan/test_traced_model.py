@@ -167,3 +167,10 @@ def test_a_norm_over_all_ranks_keeps_float32() -> None:
     model = chain(norm, replace(norm, name="relu", channels=0, saved=0.0, written=1.0))
     alone, together = (model.activation_bytes([[0]], 1, NONE, 1.0, 2, sync) for sync in (False, True))
     assert together - alone == 2 * 1000
+
+
+def test_masks_have_bytes_of_their_own() -> None:
+    """They are as long in 16 bits as in 32."""
+    drop = Operator(name="dropout", block=0, read=1.0, written=1.0, saved=1000.0, masks=500.0)
+    short, long = (chain(drop).activation_bytes([[0]], 1, NONE, 1.0, number, False) for number in (2, 4))
+    assert long - short == pytest.approx(2000, abs=10) and short == pytest.approx(2500, abs=20)
