@@ -55,10 +55,9 @@ def traced_model(build: Callable[[], nn.Layer], inputs: Sequence[tuple[Sequence[
             concrete = traced.concrete_program  # keeps the program alive; its operations do not
             forward, backward = _operations(concrete)
     except Exception as error:  # tracing may fail in any way, for a model that trains well
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        raise UncountedError(
-            f"Paddle cannot trace its forward: {type(error).__name__}: {first_line}"
-        ) from error
+        lines = str(error).strip().splitlines() or [""]
+        reason = lines[-1 if lines[0].startswith("In transformed code") else 0].strip()  # below a traceback
+        raise UncountedError(f"Paddle cannot trace its forward: {type(error).__name__}: {reason}") from error
     finally:
         marks.remove()
     described = ", ".join(f"{dtype}{[*shape]}" for shape, dtype in inputs)

@@ -18,7 +18,6 @@ from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
-from paddle_dp.part import lazily
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Wire, bound
 from paddle_dp.plan.exchange import sent
@@ -37,6 +36,7 @@ from paddle_dp.verbs.forecast import (
     order_of,
     sizes_of,
 )
+from paddle_dp.verbs.traced_recipe import weightless
 
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
@@ -51,7 +51,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     yield from _first_sample(recipe)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
-    with lazily():
+    with weightless(recipe):
         model = grouped_model(recipe)
         remarks = recipe.optimizer.prepare(model)
         turns = {name: turn.match for name, turn in recipe.turns.items()}

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.core.parameter_groups import group
 from paddle_dp.errors import UsageError
-from paddle_dp.part import adapted, lazily
+from paddle_dp.part import adapted
 from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.bound import WorkOrder
 from paddle_dp.plan.exchange import Between
@@ -19,7 +19,7 @@ from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount
-from paddle_dp.verbs.traced_recipe import traced_recipe
+from paddle_dp.verbs.traced_recipe import traced_recipe, weightless
 
 LOAD = 0.9  # of a device's memory; the rest is unknown to arithmetic: kernels' workspaces, fragments
 
@@ -70,7 +70,7 @@ def grouped_model(recipe: Recipe) -> Any:
 
 def blocks_of(recipe: Recipe) -> Blocks:
     """The weights of the recipe's model, grouped and adapted as in training, without memory for them."""
-    with lazily():
+    with weightless(recipe):
         return describe_weights(grouped_model(recipe))
 
 
@@ -164,11 +164,9 @@ def activation_format(recipe: Recipe, layout: Layout) -> ActivationFormat:
     A100: no device is known here."""
     number = activation_bytes(recipe, layout)
     return ActivationFormat(
-        number=number,
-        flash=number == 2,
-        masked=masks_documents(recipe),
+        number=number, flash=number == 2, masked=masks_documents(recipe),
         sync_norms=bool(recipe.strategy.config.sync_batch_norm),
-    )
+    )  # fmt: skip
 
 
 def masks_documents(recipe: Recipe) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.errors import UsageError
-from paddle_dp.part import adapted, lazily
+from paddle_dp.part import adapted
 from paddle_dp.plan import problems
 from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.devices import Device, used_cards
@@ -32,7 +32,7 @@ from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.write import write_recipe
 from paddle_dp.text import amount, duration, plural
 from paddle_dp.verbs.forecast import layout_of, masks_documents
-from paddle_dp.verbs.traced_recipe import not_planned, traced_recipe
+from paddle_dp.verbs.traced_recipe import not_planned, traced_recipe, weightless
 
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
@@ -106,12 +106,8 @@ class RecipePlan:
         model = self.planner.model
         if isinstance(model, Transformer):
             return asdict(model)
-        return {
-            "inputs": model.inputs,
-            "blocks": model.blocks,
-            "operators": len(model.operators),
-            "flops": model.flops,
-        }
+        names = ("inputs", "blocks", "flops")
+        return {name: getattr(model, name) for name in names} | {"operators": len(model.operators)}
 
     def _ranking_fields(self, ranking: LayoutRanking) -> dict[str, Any]:
         def row(planned: PlannedLayout | Misfit | None) -> dict[str, Any] | None:
@@ -151,7 +147,7 @@ def hybrid(file: Path, settings: Sequence[str], recipe: Recipe) -> Recipe:
 def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates = SHEET) -> Planner:
     """The planner of a recipe's model, batch and number formats. Raises UsageError with the reason if it has none."""
     numerics = numerics_of(recipe, as_hybrid, device)
-    with lazily():
+    with weightless(recipe):
         model, _ = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
         blocks = describe_weights(model)
     partly = {
@@ -165,7 +161,9 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
         )
     length = getattr(recipe.dataset.config, "length", 0)
     sizes = transformer(recipe.model.config, length if isinstance(length, int) else 0, blocks)
-    if isinstance(sizes, str) and hasattr(recipe.model.config, "heads"):
+    if isinstance(sizes, str) and all(
+        hasattr(recipe.model.config, name) for name in ("width", "depth", "heads")
+    ):
         raise not_planned(recipe, sizes)
     planned = traced_recipe(recipe) if isinstance(sizes, str) else sizes
     shape: Shape = as_hybrid.strategy.config.shape(as_hybrid)

@@ -39,14 +39,15 @@ def sample_shapes(recipe: Recipe) -> Shapes:
     try:
         dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
         inputs = Inputs.from_dataset(dataset)
-    except (PaddleDPError, OSError) as error:
+    except Exception as error:  # a data set is a user's code
+        kind = "" if isinstance(error, (PaddleDPError, OSError)) else f"{type(error).__name__}: "
         raise not_planned(
-            recipe, f"the first sample, whose shape it needs, cannot be read: {str(error).rstrip('.')}"
+            recipe, f"the first sample, whose shape it needs, cannot be read: {kind}{str(error).rstrip('.')}"
         ) from error
     arrays = [(tuple(dim or 1 for dim in array.shape), array.dtype) for array in inputs.arrays]
     if isinstance(inputs.structure, dict):
         by_name = dict(zip(sorted(inputs.structure), arrays, strict=False))
-        with lazily():
+        with weightless(recipe):
             names = [*inspect.signature(recipe.model.build().forward).parameters]
         arrays = [by_name[name] for name in names if name in by_name]
     nested = inputs.structure.values() if isinstance(inputs.structure, dict) else inputs.structure or ()
@@ -61,6 +62,21 @@ def not_planned(recipe: Recipe, reason: str) -> UsageError:
         f"model {recipe.model.name} cannot be planned: {reason}. `paddle-dp check --ranks N` counts its bytes; "
         "`paddle-dp train --why` measures its step."
     )
+
+
+@contextmanager
+def weightless(recipe: Recipe) -> Iterator[None]:
+    """A context in which the recipe's model is built without memory for weights. Raises UsageError if it cannot be."""
+    try:
+        with lazily():
+            yield
+    except PaddleDPError:
+        raise
+    except Exception as error:  # in Paddle's code or in a user's
+        raise UsageError(
+            f"model {recipe.model.name} cannot be built without memory for its weights, as weight_norm and an LSTM of "
+            f"Paddle 3.3.1 cannot: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        ) from error
 
 
 @contextmanager
