@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.base.framework import _dygraph_guard
 
 from paddle_dp.core.blocks import blocks_of, elements_of, outside
 from paddle_dp.part import lazily, undisturbed
@@ -74,12 +75,9 @@ def _operations(concrete: Any) -> tuple[list[Any], list[Any]]:
     outputs = [value for value in values if not value.stop_gradient]
     trained = [value for value in concrete.parameters[1] if not value.stop_gradient]
     if outputs and trained:
-        paddle.enable_static()
-        try:
-            with paddle.static.program_guard(concrete.main_program):
-                paddle.static.gradients(outputs, trained)
-        finally:
-            paddle.disable_static()
+        # Not `enable_static`: after it a training would go on with a new tracer, which forgets the old one's modes.
+        with _dygraph_guard(None), paddle.static.program_guard(concrete.main_program):
+            paddle.static.gradients(outputs, trained)
     known = {operation.id() for operation in forward}
     return forward, [operation for operation in block.ops if operation.id() not in known]
 

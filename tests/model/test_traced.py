@@ -10,6 +10,7 @@ from typing import Any
 import paddle
 import pytest
 from paddle import nn
+from paddle.base.framework import _dygraph_tracer
 from paddle.nn import functional as F
 
 from paddle_dp.model.traced import UncountedError, traced_model
@@ -245,9 +246,11 @@ def test_tracing_draws_nothing_and_names_nothing() -> None:
     paddle.seed(5)
     expected = paddle.rand([3]).tolist()
     paddle.seed(5)
+    tracer = _dygraph_tracer()
     model = traced("mlp", [4], inputs=4, hidden=(3,), classes=2, dropout=0.5)
     assert model.flops == 3 * 2 * (4 * 3 + 3 * 2)
     assert paddle.rand([3]).tolist() == expected and paddle.in_dynamic_mode()
+    assert _dygraph_tracer() is tracer  # which knows the modes of a training
 
 
 def test_tracing_takes_no_names_from_layers_made_later() -> None:
