@@ -231,12 +231,12 @@ class _Values:
         self, operators: list[Operator], touched: Sequence[set[str]], needed: Mapping[str, set[str]]
     ) -> None:
         """Adds what backward needs to the operators whose gradients need it; the first of several keeps it."""
-        seen = self.weights | self.constants
+        assigned = self.weights | self.constants
         for value, names in needed.items():
             root = self.root(value)
-            if value not in self.numbers or seen & {value, root}:
+            if value not in self.numbers or assigned & {value, root}:
                 continue
-            seen.add(root)
+            assigned.add(root)
             touching = [number for number, each in enumerate(touched) if root in each]
             number = next((each for each in touching if operators[each].name in names), [*touching, 0][0])
             kind, sizes = ("masks", self.bytes) if root in self.bytes else ("saved", self.numbers)
