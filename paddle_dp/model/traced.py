@@ -54,7 +54,10 @@ def traced_model(build: Callable[[], nn.Layer], inputs: Sequence[tuple[Sequence[
         with undisturbed():
             traced = paddle.jit.to_static(model.forward, input_spec=specs, full_graph=True)
             concrete = traced.concrete_program  # keeps the program alive; its operations do not
-            forward, backward = _operations(concrete)
+            values = [
+                each for each in paddle.utils.flatten(concrete.outputs) if isinstance(each, paddle.pir.Value)
+            ]
+            forward, backward = _operations(concrete, values)
     except Exception as error:  # tracing may fail in any way, for a model that trains well
         lines = str(error).strip().splitlines() or [""]
         reason = lines[-1 if lines[0].startswith("In transformed code") else 0].strip()  # below a traceback
@@ -62,16 +65,17 @@ def traced_model(build: Callable[[], nn.Layer], inputs: Sequence[tuple[Sequence[
     finally:
         marks.remove()
     described = ", ".join(f"{dtype}{[*shape]}" for shape, dtype in inputs)
-    return _read(forward, _needed(backward), marks, described)
+    operators = _read(forward, _needed(backward), marks)
+    return TracedModel(
+        operators=operators, handed=marks.handed, weights=marks.weights, outputs=sum(map(_numbers, values)),
+        inputs=described,
+    )  # fmt: skip
 
 
-def _operations(concrete: Any) -> tuple[list[Any], list[Any]]:
-    """The operations of the program's forward, and those of its backward, which Paddle appends."""
+def _operations(concrete: Any, values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The operations of the program's forward, which gives these values, and of its backward, which Paddle appends."""
     block = concrete.main_program.global_block()
     forward = list(block.ops)
-    values = [
-        value for value in paddle.utils.flatten(concrete.outputs) if isinstance(value, paddle.pir.Value)
-    ]
     outputs = [value for value in values if not value.stop_gradient]
     trained = [value for value in concrete.parameters[1] if not value.stop_gradient]
     if outputs and trained:
@@ -155,9 +159,7 @@ class _Marks:
         return tuple(handed)
 
 
-def _read(
-    operations: Iterable[Any], needed: Mapping[str, set[str]], marks: _Marks, inputs: str
-) -> TracedModel:
+def _read(operations: Iterable[Any], needed: Mapping[str, set[str]], marks: _Marks) -> tuple[Operator, ...]:
     operators: list[Operator] = []
     touched: list[set[str]] = []  # the values that each operator reads or gives
     values = _Values()
@@ -177,7 +179,7 @@ def _read(
             touched.append({*map(values.root, (*read, *results))})
         block = marks.before.get(operation.id(), block)
     values.keep(operators, touched, needed)
-    return TracedModel(operators=tuple(operators), handed=marks.handed, weights=marks.weights, inputs=inputs)
+    return tuple(operators)
 
 
 class _Values:

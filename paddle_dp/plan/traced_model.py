@@ -68,23 +68,20 @@ class Operator:
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
     """A model's operators in the order of its forward. `handed`: numbers of a sample that each of its blocks hands to
-    the next one, and so one fewer than blocks; `weights`: the trained numbers of each block. `inputs` describes a
-    sample: "float32[3, 224, 224]"."""
+    the next one, and so one fewer than blocks; `weights`: the trained numbers of each block. `outputs`: the numbers
+    that the forward gives for one sample, of which a loss is computed. `inputs` describes a sample:
+    "float32[3, 224, 224]"."""
 
     operators: tuple[Operator, ...]
     handed: tuple[float, ...]
     weights: tuple[int, ...]
+    outputs: float
     inputs: str
 
     @property
     def blocks(self) -> int:
         """The number of ordered blocks: 1 for a model without."""
         return len(self.weights)
-
-    @property
-    def outputs(self) -> float:
-        """The numbers that the forward gives for one sample: scores, of which a loss is computed."""
-        return self.operators[-1].written
 
     @property
     def has_norms(self) -> bool:

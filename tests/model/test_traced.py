@@ -211,6 +211,23 @@ def test_products_of_functions_are_counted_and_of_transposed_convolutions_by_the
     assert model.blocks == 1 and model.handed == ()
 
 
+class TwoHeads(nn.Layer):
+    """A wide output before a narrow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(4, 100), nn.Linear(4, 2)
+
+    def forward(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        return self.wide(x), self.narrow(x)
+
+
+@pytest.mark.parametrize(("build", "numbers"), [(TwoHeads, 102), (nn.Identity, 4)])
+def test_a_loss_is_computed_of_all_that_the_forward_gives(build: Any, numbers: int) -> None:
+    """Of the last operator alone it were 2 numbers, and a traceback."""
+    assert traced_model(build, [([4], "float32")]).outputs == numbers
+
+
 class Branching(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return x + 1 if x.sum() > 0 else x

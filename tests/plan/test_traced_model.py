@@ -50,6 +50,7 @@ def chain(*operators: Operator, weights: Sequence[int] = ()) -> TracedModel:
     blocks = 1 + max(operator.block for operator in operators)
     return TracedModel(
         operators=operators, handed=(64.0,) * (blocks - 1), weights=tuple(weights) or (1,) * blocks,
+        outputs=operators[-1].written,
         inputs="float32[64]",
     )  # fmt: skip
 
