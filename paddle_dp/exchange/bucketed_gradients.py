@@ -134,7 +134,7 @@ class BucketedGradients(GradientExchange):
         }
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
-        self._fires = GradReadyHooks(parameters if overlapped else [], self._ready)
+        self._fires = GradReadyHooks(parameters if overlapped else [], self.ready)
         self._had: set[int] = set()  # indices with a local gradient in this update
         self._sums: dict[int, paddle.Tensor] = {}  # by index: of buckets that this rank keeps
         self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
@@ -190,9 +190,9 @@ class BucketedGradients(GradientExchange):
         rows = [np.frombuffer(row, np.uint8) for row in messages.gather(bits, "the exchange of gradients")]
         return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
 
-    def _ready(self, index: int, final: bool) -> None:
-        """If not `final`, more contributions may follow, so the gradient is sent after backward. ZeRO-2, which must not
-        keep it, sends it now, and later contributions late."""
+    def ready(self, index: int, final: bool) -> None:
+        """Takes a gradient during `backward`. If not `final`, more contributions may follow, so it is sent afterwards.
+        ZeRO-2, which must not keep it, sends it now, and later contributions late."""
         if (final or self.each_micro_batch) and index not in self._final:
             self._final.add(index)
             self._fill(index)

@@ -7,8 +7,9 @@ whatever an exchange reads, and the less do ranks come to it at once. Ranks exch
 other size that divides them, all groups at once. Rank 0 writes {kind: [[ranks, pause, start, byte], …]} into FILE:
 ranks of a group, and seconds, from the medians of two sizes; products of three lengths. foretold.py runs it.
 
-On CPUs also push and fetch: by how much longer a rank works on products if it hands a gradient to its owner after each
-of them, or asks the owner for a weight and takes it (exchange/pushed_gradients.py, axes/sharding/pulled_params.py).
+Also push: by how much longer a rank works on products if it hands a gradient to its owner after each of them
+(exchange/pushed_gradients.py; on an accelerator bucketed_gradients.py); and on CPUs fetch: if it asks the owner for a
+weight and takes it (axes/sharding/pulled_params.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import paddle.nn.functional as F
 
 from paddle_dp import gloo
 from paddle_dp.axes.sharding.pulled_params import Pull
+from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.device import synchronize
@@ -79,17 +81,28 @@ class Pass:
     end: Callable[[], Any]
 
 
-def pushes(group: Any, size: int) -> Pass:
+def pushes(group: Any, device: str, size: int) -> Pass:
     """Hands gradients of `size` bytes to their owners, which are the ranks in turn."""
     weights = [paddle.create_parameter([size // 4], "float32") for _ in range(TENSORS)]
-    owners = [[group.ranks[number % group.nranks]] for number in range(TENSORS)]
-    reduce = PushReduce(Push("gradients", group.ranks, group.ranks[group.rank]), weights, owners)
+    owners = [group.ranks[number % group.nranks] for number in range(TENSORS)]
 
     def begin() -> None:
         for weight in weights:
             weight.grad = paddle.ones_like(weight)
 
-    return Pass(begin, reduce.send, reduce.finish)
+    if device == "cpu":
+        reduce = PushReduce(
+            Push("gradients", group.ranks, group.ranks[group.rank]), weights, [[owner] for owner in owners]
+        )
+        return Pass(begin, reduce.send, reduce.finish)
+    buckets = BucketedGradients(group, weights, owners=owners, each_micro_batch=True)
+
+    def finish() -> None:
+        with buckets.backward(last=True):
+            pass
+        buckets.finish()
+
+    return Pass(begin, partial(buckets.ready, final=True), finish)
 
 
 def fetches(group: Any, size: int) -> Pass:
@@ -158,6 +171,9 @@ class Meter:
                 tensors.handle(number)
             longer.append(time.perf_counter() - began - plain)
             tensors.end()
+            synchronize(
+                self.mesh.device
+            )  # nothing travels during the next products, nor when this process ends
         return statistics.mean(self.mesh.gather(statistics.median(longer)))
 
 
@@ -204,8 +220,9 @@ def costs_in(group: Any, meter: Meter) -> dict[str, list[list[float]]]:
     costs = {
         kind: exchange_costs(meter, kind, exchange, flow) for kind, (exchange, flow) in kinds(group).items()
     }
-    if meter.mesh.device == "cpu":  # a rank pushes all gradients, also its own; it fetches what others own
-        costs["push"] = handling_costs(meter, partial(pushes, group), TENSORS)
+    # A rank pushes all gradients, also its own; it fetches what others own.
+    costs["push"] = handling_costs(meter, partial(pushes, group, meter.mesh.device), TENSORS)
+    if meter.mesh.device == "cpu":
         others = (group.nranks - 1) / group.nranks
         costs["fetch"] = handling_costs(meter, partial(fetches, group), TENSORS * others)
     return costs

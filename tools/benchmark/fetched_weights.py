@@ -1,39 +1,66 @@
-"""The weights that ZeRO's stage 3 fetches for each block of a rank, in the order of its passes."""
+"""What ZeRO's stage 3 sends in an update of one rank: parameters before its layers, and gradients after them.
+
+Both travel in chunks of consecutive layers (`plan.sharded.chunks`), as in `axes/sharding/prefetch_trace.py`.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import Blocks, Layout, Weight, layer_loads, layers
-from paddle_dp.plan.sharded import travels
+from paddle_dp.plan.sharded import chunks, travels
 
-Fetches = Mapping[tuple[int, str, int], Sequence[Weight]]  # by pass, "forward" or "backward", and block
+Passes = Sequence[tuple[Kind, Sequence[int]]]  # each forward and backward, through these blocks
 
 
-def fetched_weights(
-    blocks: Blocks, own_blocks: Sequence[int], layout: Layout, owners: Mapping[str, int], passes: int
-) -> Fetches:
-    """The weights, also the rank's own, that are fetched for each of its `own_blocks` in the forward and the backward
-    of so many `passes`. What is still held since its last use is not fetched again; in a pipeline every use counts, as
-    in `plan.exchange`."""
-    numbered = [(number, layer) for number in own_blocks for layer in layers(blocks[number])]
-    loads = layer_loads([layer for _, layer in numbered], owners, layout)
-    backward = []
-    for number in reversed(own_blocks):
-        of_block = [at for at, (block, _) in enumerate(numbered) if block == number]
-        again = of_block if is_recomputed(layout, len(blocks), number) else ()
-        backward += [*again, *reversed(of_block)]
-    uses = [("forward", at) for at in range(len(numbered))] + [("backward", at) for at in backward]
-    goes = [True] * len(uses)
-    if layout.degrees.pipeline == 1:
-        order = tuple(at for _, at in uses) * passes
-        goes = travels(order, tuple(map(tuple, loads)), layout.prefetch)
-    fetches: defaultdict[tuple[int, str, int], list[Weight]] = defaultdict(list)
-    for number, ((kind, at), go) in enumerate(zip(uses * passes, goes, strict=True)):
-        block, layer = numbered[at]
-        fetches[number // len(uses), kind, block] += layer if go else ()
-    return fetches
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A layer in one pass. `fetched`: those of its `weights` that are not held since their last use; they travel in
+    this `chunk`, with others. `gradients`: the weights whose gradients it computes, in the order of backward, each with
+    whether it is the last one of the chunk in which its gradient travels."""
+
+    weights: Sequence[Weight]
+    fetched: Sequence[Weight]
+    chunk: int
+    gradients: Sequence[tuple[Weight, bool]]
+
+
+def uses(blocks: Blocks, passes: Passes, layout: Layout, owners: Mapping[str, int]) -> list[list[Use]]:
+    """The uses of a rank in an update: for each pass, one list for each of its blocks. In a pipeline every use fetches,
+    as in `plan.exchange`."""
+    layers_of = {number: layers(blocks[number]) for _, numbers in passes for number in numbers}
+    table = [(number, layer) for number, of_block in layers_of.items() for layer in of_block]
+    loads = [tuple(load) for load in layer_loads([layer for _, layer in table], owners, layout)]
+    order: list[
+        tuple[list[int], int]
+    ] = []  # the layers of each block in each pass; how many of them run forward
+    for kind, numbers in passes:
+        for number in numbers:
+            own = [at for at, (block, _) in enumerate(table) if block == number]
+            ahead = own if kind == "forward" or is_recomputed(layout, len(blocks), number) else []
+            order.append(([*ahead, *(reversed(own) if kind == "backward" else ())], len(ahead)))
+    flat = tuple(at for of_block, _ in order for at in of_block)
+    numbers = chunks([loads[at] for at in flat]) if layout.prefetch else [*range(len(flat))]
+    pipeline = layout.degrees.pipeline > 1
+    goes = [True] * len(flat) if pipeline else travels(flat, tuple(loads), layout.prefetch)
+    gradients = [
+        [weight for weight in reversed(table[at][1]) if place >= ahead and not weight.frozen]
+        for of_block, ahead in order
+        for place, at in enumerate(of_block)
+    ]
+    in_order = [weight for of_use in gradients for weight in of_use]
+    of_gradients = chunks(layer_loads([[weight] for weight in in_order], owners, layout))
+    is_last = (one != other for one, other in zip(of_gradients, [*of_gradients[1:], None], strict=True))
+    made = iter(
+        Use(
+            weights=table[at][1], fetched=table[at][1] if go else (), chunk=number,
+            gradients=[(weight, next(is_last)) for weight in of_use],
+        )
+        for at, go, number, of_use in zip(flat, goes, numbers, gradients, strict=True)
+    )  # fmt: skip
+    return [[next(made) for _ in of_block] for of_block, _ in order]
 
 
 def is_recomputed(layout: Layout, blocks: int, number: int) -> bool:

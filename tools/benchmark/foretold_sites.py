@@ -8,9 +8,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from paddle_dp.plan.bound import Compute
@@ -81,7 +82,7 @@ class Site:
         """Of a rank, from a process alone that makes as many passes through a layer: a stage has 1/pipeline of all.
         Measured beside each layout's job: within ten minutes the same steps take 5 % more or less."""
         return forecast.compute(
-            self.compute(self.recipe(choice.model), self.share_of_batch(forecast, choice.ranks))
+            self.compute(self.recipe(choice.model), self.share_of_batch(forecast, choice.ranks), choice.ranks)
         )
 
     def share_of_batch(self, forecast: Forecast, parts: int) -> list[str]:
@@ -89,7 +90,7 @@ class Site:
         passes = max(1, MICRO_BATCHES // forecast.layout.degrees.pipeline)
         return [f"train.batch={forecast.batch // parts}", f"train.micro_batches={passes}"]
 
-    def compute(self, recipe: Path, words: list[str]) -> Compute:
+    def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
         raise NotImplementedError
 
     def link(self, speed: LinkSpeed, ranks: int) -> Link:
@@ -127,10 +128,9 @@ class Namespaces(Site):
     def words(self, choice: Choice) -> list[str]:
         return [*choice.words, "train.device=cpu"]
 
-    def compute(self, recipe: Path, words: list[str]) -> Compute:
+    def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
         command = [sys.executable, str(HERE / "compute.py"), str(recipe), *words]
-        reports = [json.loads(text.splitlines()[-1]) for text in self.bench.on_all(command)]
-        return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
+        return mean_compute([json.loads(text.splitlines()[-1]) for text in self.bench.on_all(command)])
 
     def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
         """Cut layers do more than their share: norms are not cut, and cutting adds operations. They are measured in
@@ -193,12 +193,36 @@ class Device(Site):
         self.variables = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(flops)}
         self._steps, self._costs = steps, dict[int, dict[Kind, list[Cost]]]()
 
-    def compute(self, recipe: Path, words: list[str]) -> Compute:
-        done = subprocess.run(
-            [sys.executable, str(HERE / "compute.py"), str(recipe), *words],
-            env={**os.environ, **self.variables}, check=True, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        return Compute(**json.loads(done.stdout.splitlines()[-1]))
+    def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
+        """The mean of as many processes at once: they share this machine's processors, as ranks do."""
+
+        def one(_: int) -> dict[str, float]:
+            done = subprocess.run(
+                [sys.executable, str(HERE / "compute.py"), str(recipe), *words],
+                env={**os.environ, **self.variables}, check=True, capture_output=True, text=True, timeout=300,
+            )  # fmt: skip
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+
+        with ThreadPoolExecutor(ranks) as pool:
+            return mean_compute([*pool.map(one, range(ranks))])
+
+    def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
+        """Cut layers are measured as in namespaces: their steps over a link without limit, less their exchanges."""
+        alone, degrees = super().rank_compute(choice, forecast), forecast.layout.degrees
+        if degrees.tensor == 1:
+            return alone
+        groups, recipe = choice.ranks // degrees.tensor, self.recipe(choice.model)
+        parallel = str(forecast.layout.sequence_parallel).lower()
+        cut = f"strategy={{use: hybrid, tensor: {degrees.tensor}, sequence_parallel: {parallel}}}"
+        words = [*self.share_of_batch(forecast, groups), cut]
+        with ThreadPoolExecutor(groups) as pool:
+            steps = pool.map(lambda _: self._step(recipe, degrees.tensor, words, None), range(groups))
+            measured = statistics.mean(steps)
+        rest = Compute(forward=0.0, backward=0.0, update=alone.update * degrees.pipeline * degrees.sharding)
+        free = replace(self.link(UNLIMITED, choice.ranks), rate=inf)
+        computed = measured - foretold(Forecast.of(recipe, words, degrees.tensor), rest, free)
+        longer = computed / (alone.forward + alone.backward)
+        return replace(alone, forward=longer * alone.forward, backward=longer * alone.backward)
 
     def link(self, speed: LinkSpeed, ranks: int) -> Link:
         if ranks not in self._costs:
@@ -217,17 +241,26 @@ class Device(Site):
             return read_costs(report)
 
     def steps(self, choice: Choice) -> list[float]:
-        return [self._step(choice, speed) for speed in self.links]
+        return [
+            self._step(self.recipe(choice.model), choice.ranks, choice.words, speed) for speed in self.links
+        ]
 
-    def _step(self, choice: Choice, speed: LinkSpeed) -> float:
-        slow = {"SIM_BANDWIDTH": f"{speed.bytes_per_second:.0f}", "SIM_LATENCY": str(LATENCY)}
+    def _step(self, recipe: Path, ranks: int, words: Sequence[str], speed: LinkSpeed | None) -> float:
+        """Seconds of a step over a link of this speed, or without a limit."""
+        rate = speed.bytes_per_second if speed is not None else 0.0
+        slow = {"SIM_BANDWIDTH": f"{rate:.0f}", "SIM_LATENCY": str(LATENCY)}
         with tempfile.TemporaryDirectory(prefix="foretold-") as folder:
             run_job(
-                "tools.benchmark.slow_device:train", self.recipe(choice.model), choice.ranks, folder,
-                overrides=[*choice.words, f"train.length={self._steps} steps"],
+                "tools.benchmark.slow_device:train", recipe, ranks, folder,
+                overrides=[*words, f"train.length={self._steps} steps"],
                 variables={**self.variables, **slow}, timeout=600,
             )  # fmt: skip
             return quick(windows(Path(folder, "run", "metrics.jsonl")))
+
+
+def mean_compute(reports: Sequence[Mapping[str, float]]) -> Compute:
+    """Of what several processes measured."""
+    return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
 
 
 def read_costs(file: Path) -> dict[Kind, list[Cost]]:

@@ -9,8 +9,11 @@ the order of this package (docs/decisions/0020). Left out: exchanges of a few nu
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from paddle_dp.exchange.bucketed_gradients import MOST_WAITING, WAITING
@@ -20,7 +23,7 @@ from paddle_dp.plan.bound import Compute
 from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.pipeline_schedule import Work, orders
 from paddle_dp.plan.rank_memory import Blocks, Layout, Weight, distinct_weights, owned
-from tools.benchmark.fetched_weights import Fetches, fetched_weights, is_recomputed
+from tools.benchmark.fetched_weights import Use, is_recomputed, uses
 from tools.benchmark.forecast import block_shares
 from tools.benchmark.link_events import Key, Kind, Link, Op, Play, Transfer
 
@@ -107,23 +110,29 @@ class _RankScript:
         total = sum(self._bytes(weight) for weights in self.weights.values() for weight in weights)
         self.bucket_size = self._bucket_size(total)
         self.most_in_flight = min(total / WAITING, MOST_WAITING * self.degrees.sharding)
-        # In a pipeline all micro-batches fetch alike; else all later ones as the second.
-        self.passes = 1 if self.degrees.pipeline > 1 else min(script.micro_batches, 2)
-        self.fetches: Fetches = {}
+        self.order = self._order()
+        self.uses: list[list[Use]] = []  # of stage 3: for each pass, of each of its blocks
         if self.stage == 3:
-            self.fetches = fetched_weights(script.blocks, own_blocks, self.layout, self.owners, self.passes)
+            passes = [(work.kind, self._numbers(work)) for work in self.order]
+            self.uses = uses(script.blocks, passes, self.layout, self.owners)
+        self._fetched_in: defaultdict[int, list[Weight]] = defaultdict(list)  # by chunk
+        for use in (use for of_block in self.uses for use in of_block):
+            self._fetched_in[use.chunk] += use.fetched
         self.program: list[Op] = []
         self._buckets: dict[int, _Bucket] = {}
         self._sent: list[Key] = []  # exchanges of gradients of this step
         self._in_flight: deque[tuple[Key, float]] = deque()  # buckets and their bytes, the oldest first
         self._shard_size = 0.0  # bytes of the shard's gradients that replicas add up after backward
-        self._fetched: dict[Key, Key] = {}
         for step in range(STEPS):
             self._step(step, own_blocks)
 
     def _step(self, step: int, own_blocks: Sequence[int]) -> None:
         self._begin_pass(step)
-        for work in self._order():
+        self._next_uses, self._requested = iter(self.uses), 0  # the number of chunks that were asked for
+        self._fetched: dict[str, Key] = {}  # by weight: the transfer that has it
+        # Of stage 3: the gradients that have not left, and those that travel.
+        self._gradient_chunk, self._reducing = list[Weight](), list[Key]()
+        for work in self.order:
             self._work(step, work)
         self._end_gradients(step)
         self.program.append(("work", self.script.compute.update))
@@ -155,28 +164,40 @@ class _RankScript:
         compute = script.compute.forward if forward else script.compute.backward
         equal = self.degrees.pipeline / script.micro_batches
         is_last = work.micro_batch == script.micro_batches - 1
-        numbers = self.stages[work.chunk]
-        for number in numbers if forward else reversed(numbers):
-            self._need(step, name, numbers, number)
+        for number in self._numbers(work):
+            self._need_new(step, name, number)
             seconds = compute * script.shares[number] * equal
             if not forward and is_recomputed(self.layout, len(script.blocks), number):
                 seconds += script.compute.forward * script.shares[number] * equal
             self._block(name, number, seconds)
-            if not forward and (is_last or self.stage >= 2):
-                self._gradients(name, number)
+            if not forward and self.stage < 3 and (is_last or self.stage == 2):
+                self._gradients(name, [*reversed(self.weights[number])])
         if not forward and self.stage == 2:
             self._send_rest(name)
         if (sent := self._handover(name, virtual_stage, virtual_stage + onward)) is not None:
             self._start(sent)
 
+    def _numbers(self, work: Work) -> list[int]:
+        """The blocks of a pass, in its order."""
+        numbers = self.stages[work.chunk]
+        return [*numbers] if work.kind == "forward" else [*reversed(numbers)]
+
     def _block(self, name: tuple[Any, ...], number: int, seconds: float) -> None:
-        """A block's work, with the exchanges within it at equal distances."""
-        exchanges = [*self._inside(name, number)]
-        for piece in range(max(1, len(exchanges))):
-            self.program.append(("work", seconds / max(1, len(exchanges))))
-            if exchanges:
-                self._start(exchanges[piece])
-                self.program.append(("wait", exchanges[piece]))
+        """A block's work, with the exchanges within it at equal distances, and those of stage 3 around its layers."""
+        inside = [*self._inside(name, number)]
+        events: list[tuple[float, Callable[[], None]]] = [
+            ((at + 1) / len(inside), partial(self._wait_within, key)) for at, key in enumerate(inside)
+        ]
+        done = 0.0
+        for at, event in sorted([*events, *self._around_layers(name)], key=itemgetter(0)):
+            self.program.append(("work", (at - done) * seconds))
+            done = at
+            event()
+        self.program.append(("work", (1 - done) * seconds))
+
+    def _wait_within(self, key: Key) -> None:
+        self._start(key)
+        self.program.append(("wait", key))
 
     def _start(self, key: Key) -> None:
         self.program.append(("start", key))
@@ -238,14 +259,9 @@ class _RankScript:
     def _bytes(self, weight: Weight) -> float:
         return weight.local_size(self.degrees.tensor) * self.layout.gradient_on_its_way
 
-    def _gradients(self, name: tuple[Any, ...], number: int) -> None:
-        """Sends a block's gradients in the order of backward."""
-        if self.stage == 3 and self.layout.accelerator:
-            sizes = self._sizes_by_owner(self.weights[number], self.layout.gradient_on_its_way)
-            key = self._owners_exchange((name, "reduce", number), sizes, sends=False, stream="gradients")
-            self._send_gradients(key, sizes.get(self.shard, 0.0))
-            return
-        for weight in reversed(self.weights[number]):
+    def _gradients(self, name: tuple[Any, ...], weights: Sequence[Weight]) -> None:
+        """Sends gradients, in the order of backward."""
+        for weight in weights:
             self._handle("push", self._bytes(weight))
             owner = self.owners.get(weight.name, 0)
             bucket = self._buckets.setdefault(owner, _Bucket())
@@ -346,31 +362,91 @@ class _RankScript:
         if not self.layout.accelerator:
             self.program += [("wait", key) for key in keys]
 
-    def _need(self, step: int, name: tuple[Any, ...], numbers: Sequence[int], number: int) -> None:
-        """Waits for a block's parameters: for new ones, or, in stage 3, for those of other owners, of which the next
-        blocks' are fetched meanwhile."""
-        width = self.layout.widths.parameter
+    def _need_new(self, step: int, name: tuple[Any, ...], number: int) -> None:
+        """Waits for a block's new parameters on an accelerator, in the first forward after an update."""
         if self.stage in (1, 2) and step and name[1:] == ("forward", 0) and self.layout.accelerator:
-            for owner in self._sizes_by_owner(self.weights[number], width):
+            for owner in self._sizes_by_owner(self.weights[number], self.layout.widths.parameter):
                 self.program.append(("wait", ((step - 1, "new", number, owner), self.shards[0])))
-        if self.stage != 3:
+
+    # Stage 3 --------------------------------------------------------------------------------------------------------
+
+    def _around_layers(self, name: tuple[Any, ...]) -> Iterator[tuple[float, Callable[[], None]]]:
+        """What the next block's layers need, and the gradients that they send, each with the share of the block's work
+        that comes before it: layers work by their matrices, twice as much in backward."""
+        of_block = next(self._next_uses, [])
+        sizes = [
+            sum(weight.size for weight in use.weights if len(weight.shape) > 1) * (2 if use.gradients else 1)
+            for use in of_block
+        ]
+        total = sum(sizes) or 1
+        for use, before, size in zip(of_block, accumulate(sizes, initial=0), sizes, strict=False):
+            yield before / total, partial(self._need, name, use)
+            yield (before + size) / total, partial(self._compute_gradients, name, use)
+
+    def _need(self, name: tuple[Any, ...], use: Use) -> None:
+        """Asks for the chunks up to a layer's, and for the next ones; waits for what it needs of other owners."""
+        while self._requested <= use.chunk + self.layout.prefetch:
+            self._fetch((name[0], "fetch", self._requested), self._fetched_in.get(self._requested, []))
+            self._requested += 1
+        for weight in use.fetched:
+            if self.owners[weight.name] != self.shard:
+                self.program.append(("wait", self._fetched[weight.name]))
+                self._handle("fetch", weight.local_size(self.degrees.tensor) * self.layout.widths.parameter)
+
+    def _fetch(self, key: Key, weights: Sequence[Weight]) -> None:
+        """A chunk's way: on CPUs owners reply to this rank's request, whatever they do; on an accelerator all ranks
+        exchange it."""
+        width = self.layout.widths.parameter
+        if self.layout.accelerator:
+            for part, of_part in self._exchanges(key, weights, width):
+                self._start(
+                    self._owners_exchange(part, self._sizes_by_owner(of_part, width), True, "fetches")
+                )
+                self._fetched |= {weight.name: (part, self.shards[0]) for weight in of_part}
             return
-        line = [*numbers] if name[1] == "forward" else [*reversed(numbers)]
-        at = line.index(number)
-        for needed in line[at : at + 1 + self.layout.prefetch]:
-            weights = self.fetches.get((min(name[2], self.passes - 1), name[1], needed), [])
-            if not self.layout.accelerator:  # a rank asks for what it lacks
-                weights = [weight for weight in weights if self.owners[weight.name] != self.shard]
-            if not weights:
-                continue
-            key = (name, "fetch", needed)
-            if key not in self._fetched:
-                self._fetched[key] = self._fetch(key, self._sizes_by_owner(weights, width))
-                self._start(self._fetched[key])
-            if needed == number:
-                self.program.append(("wait", self._fetched[key]))
-                for weight in weights:
-                    self._handle("fetch", weight.local_size(self.degrees.tensor) * width)
+        lacking = [weight for weight in weights if self.owners[weight.name] != self.shard]
+        sizes = self._sizes_by_owner(lacking, width)
+        flows = {self.shards[owner]: (size, 0.0) for owner, size in sizes.items()}
+        flows[self.rank] = (0.0, sum(sizes.values()))
+        if lacking:
+            reply = Transfer(frozenset([self.rank]), flows, "fetches", messages=2)
+            self.script.transfers[key, self.rank] = reply
+            self._fetched |= dict.fromkeys((weight.name for weight in lacking), (key, self.rank))
+            self._start((key, self.rank))
+
+    def _exchanges(
+        self, key: Key, weights: Sequence[Weight], width: float
+    ) -> Iterator[tuple[Key, list[Weight]]]:
+        """A chunk is exchanged at once where that takes its links no longer than one owner's part after another
+        (`axes.sharding.broadcasts.Chunk.exchanges`)."""
+        sizes = self._sizes_by_owner(weights, width)
+        together = (len(self.shards) - 1) * max(sizes.values(), default=0.0) <= sum(sizes.values())
+        if weights and together and len(sizes) == len(self.shards):
+            yield (key, "all"), [*weights]
+            return
+        for number, weight in enumerate(weights):
+            yield (key, number), [weight]
+
+    def _compute_gradients(self, name: tuple[Any, ...], use: Use) -> None:
+        """Sends a layer's gradients: on an accelerator a chunk leaves when the one before has come."""
+        if not self.layout.accelerator:
+            self._gradients(name, [weight for weight, _ in use.gradients])
+            return
+        for weight, is_last in use.gradients:
+            self._handle("push", self._bytes(weight))
+            self._gradient_chunk.append(weight)
+            if is_last:
+                self.program += [("wait", key) for key in self._reducing]
+                self._reduce((name[0], "reduce", len(self._sent)))
+
+    def _reduce(self, key: Key) -> None:
+        """A chunk's gradients on their way to their owners."""
+        self._reducing, width = [], self.layout.gradient_on_its_way
+        for part, of_part in self._exchanges(key, self._gradient_chunk, width):
+            sizes = self._sizes_by_owner(of_part, width)
+            self._reducing.append(self._owners_exchange(part, sizes, sends=False, stream="gradients"))
+            self._send_gradients(self._reducing[-1], sizes.get(self.shard, 0.0))
+        self._gradient_chunk = []
 
     def _begin_pass(self, step: int) -> None:
         """Lets others fetch: on CPUs an owner replies once it has begun the same pass (`axes.sharding.pulled_params`),
@@ -380,14 +456,3 @@ class _RankScript:
             begun: Key = (step, "begun", self.shards[0])
             self._start(self.script.add(begun, flows, "passes", "send"))
             self.program.append(("wait", begun))
-
-    def _fetch(self, key: Key, sizes: Mapping[int, float]) -> Key:
-        """A transfer of parameters of these `sizes` by owner: on CPUs owners reply to this rank's request, whatever
-        they do; on an accelerator all ranks exchange them."""
-        if self.layout.accelerator:
-            return self._owners_exchange(key, sizes, sends=True, stream="fetches")
-        flows = {self.shards[owner]: (size, 0.0) for owner, size in sizes.items()}
-        flows[self.rank] = (0.0, sum(sizes.values()))
-        reply = Transfer(frozenset([self.rank]), flows, "fetches", messages=2)
-        self.script.transfers[key, self.rank] = reply
-        return key, self.rank
