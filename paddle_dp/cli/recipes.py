@@ -172,7 +172,7 @@ def plan(
     measured: Measured = None,
     link: Link = None,
     node: Annotated[int | None, typer.Option(metavar="N", help="Cards in a node; 8 without it.")] = None,
-    price: Annotated[float | None, typer.Option(metavar="P", help="Of one card for one hour.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="P", help="Of one card for one hour.")] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the recipe of the layout marked → there.")
     ] = None,
@@ -185,7 +185,7 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
+    """Rank every layout of a recipe on cards that are not here, by arithmetic: seconds of a step with the bar
     within which 8 of 10 published runs lay, bytes, hours, card-hours, price (docs/plan.md).
 
     Tied layouts share a rank. One number of cards gets a table; several get a line each.
@@ -197,8 +197,7 @@ def plan(
         raise UsageError(f"--device {device} and --measured {measured} are two devices: give one of them.")
     probe = None if measured is None else Probe.read(measured)
     chosen = _planned_device(device, probe, link, node)
-    if price is not None and not 0 < price <= 1e6:
-        raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
+    cost = None if price is None else _price(price)
     check_file("--png", png, ".png")
     import_paddle()
     from paddle_dp.doctor.layout_trial import refuse, trial, trial_fields, trial_lines
@@ -212,7 +211,7 @@ def plan(
     if try_ is not None and len(numbers) > 1:
         raise UsageError(f"--try {try_} runs one number of ranks: give it, such as --ranks 2.")
     _positive("--try", 1 if try_ is None else try_)
-    planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price, probe)
+    planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, cost, probe)
     if try_ is not None:
         refuse(planned, probe)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
@@ -228,6 +227,19 @@ def plan(
         print("", *trial_lines(tried), sep="\n")
     if path is not None:
         print(f"\n{path} is written:  {start_command(path, numbers[0], chosen.node)}")
+
+
+def _price(text: str) -> float:
+    """Raises UsageError for what is no price."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = 0.0
+    if not 0 < price <= 1e6:
+        raise UsageError(
+            f"--price {text}: give the price of one card for one hour as a plain number, such as 2.5."
+        )
+    return price
 
 
 def _planned_device(name: str | None, probe: Probe | None, link: str | None, node: int | None) -> Device:

@@ -79,6 +79,11 @@ def device_named(name: str) -> Device:
     """The device of this name. Raises UsageError, with the nearest name, for one that no table has."""
     key = name.strip().lower().replace("_", "-").removesuffix("gb")
     key = _ALIASES.get(key, key)
+    if "," in name:
+        raise UsageError(
+            f"--device {name}: a plan is of one kind of card. In a mixture all wait for the slowest, and each holds "
+            "what the smallest can: plan with that one."
+        )
     if key not in DEVICES:
         raise UsageError(
             f"--device {name}: there is no data sheet of that name.{did_you_mean(key, DEVICES, 'Devices:')}"

@@ -15,7 +15,7 @@ RUNS = {
     "a100": "136 runs on 8 to 3072 A100", "h100": "18 runs on 48 to 16384 H100",
     "narrow": "1440 runs of narrow blocks on up to 8 A100",
     "traced": "12 runs of ResNet-50 on 1 to 8 V100 and A100, the only ones of a model that is no transformer",
-    "other": "no run of such a device, network, precision and width: the widest of the bars",
+    "other": "no run of such a device, network, precision and width: the widest of the transformers' bars",
 }  # fmt: skip
 NARROW = 2048  # a block's width up to which kernels are too short for shares of a peak
 # Of two layouts that are foretold closer than this ratio, fewer than 8 of 10 published pairs were in that order.

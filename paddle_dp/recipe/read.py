@@ -62,6 +62,7 @@ def _read(text: str, page: YamlDocument) -> _Override | None:
     location = override_location(text)
     if not equals or not all(keys):
         message = "is not of the form KEY=VALUE, such as train.batch=64"
+        message += "; several numbers of one option are one word: 8,16" if text.isdecimal() else ""
         page.mistakes.append(Mistake(where=location, message=message))
         return None
     parsed = parse(value, location, numbered=False)

@@ -275,7 +275,9 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
     except (FileExistsError, NotADirectoryError):
         raise UsageError(f"--write {folder}: a file has this name: name a folder.") from None
     foretold = f"{duration(chosen.seconds)} a step" + (
-        f", 8 of 10 within {duration(chosen.low)} and {duration(chosen.high)}" if chosen.rank else " at least"
+        f" (8 of 10 published runs of other software: {duration(chosen.low)} to {duration(chosen.high)})"
+        if chosen.rank
+        else " at least"
     )
     header = (
         f"# Planned for {plural(ranking.ranks, 'card')} {device.name}: {foretold}; {amount(chosen.memory.total)} on "

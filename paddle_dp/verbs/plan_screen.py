@@ -18,6 +18,7 @@ from paddle_dp.verbs.layout_plan import RecipePlan
 
 _HOUR = 3600.0  # seconds
 _WIDTH = 100
+_TIGHT = f"! tight: a measured peak was {TIGHT:g} times such arithmetic, which would not fit"
 _HEAD = "rank  data shard pipe tensor batches recompute    8 of 10 within       memory  of peak"
 
 
@@ -82,7 +83,18 @@ class PlanScreen:
 
     @property
     def _no_hours(self) -> str:
-        return f"no hours: they need a length in steps, and this is {self.recipe.train.length}"
+        asked = "no hours" + (", so no price" if self.price else "")
+        return (
+            f"{asked}: they need a length in steps, and this is {self.recipe.train.length}: add "
+            "train.length='N steps', N being epochs × samples / train.batch"
+        )
+
+    @property
+    def _steps_alone(self) -> str:
+        bare = "of steps alone, without evaluation, checkpoints and failures"
+        if not (isinstance(self.planner.model, Transformer) and self.planner.device.accelerator):
+            return bare
+        return f"{bare}: LLaMA took up to 39 % more card-hours on A100 than planned (docs/plan.md)"
 
     def _conclusions(self, ranking: LayoutRanking, chosen: PlannedLayout) -> Iterator[str]:
         plain = (
@@ -109,9 +121,10 @@ class PlanScreen:
             each, noun = (model.length, "tokens") if isinstance(model, Transformer) else (1, "samples")
             read = self._full_batches(steps) * self.recipe.train.batch * each
             yield (
-                f"  {steps:,} steps, {read:.3g} {noun}: {_between(*hours)} hours, {_between(*cards)} "
+                f"  {steps:,} steps, {read:.3g} {noun}: {_between(*hours)} hours{_days(*hours)}, {_between(*cards)} "
                 f"card-hours{price}"
             )
+            yield f"  {self._steps_alone}"
         current = ranking.current
         if isinstance(current, Misfit):
             yield f"  the recipe as it is does not fit: {self._excess(current)}"
@@ -122,7 +135,7 @@ class PlanScreen:
         else:
             yield f"  the recipe as it is cannot run on so many: {self.reasons[ranking.ranks]}"
         if any(row.tight for row in (*ranking.ranked, chosen)):
-            yield f"  ! tight: a measured peak was {TIGHT:g} times such arithmetic, which would not fit"
+            yield f"  {_TIGHT}"
 
     def _unranked(self, ranking: LayoutRanking) -> Iterator[str]:
         if ranking.unforetold:
@@ -171,6 +184,7 @@ class PlanScreen:
         names = ["hours", "card-hours", *(["price"] if self.price else [])] if steps else []
         rows = [["cards", "a step", "8 of 10 within", "eff.", *names, "  layout"]]
         first: tuple[int, float] | None = None
+        is_tight, most = False, 0.0
         for ranking in self.rankings:
             chosen = ranking.chosen
             if chosen is None:
@@ -182,18 +196,22 @@ class PlanScreen:
             hours = self._hours(chosen, steps or 0)
             cards = [ranking.ranks * each for each in hours]
             costs = [_between(*each) for each in (hours, cards, [each * (self.price or 0) for each in cards])]
-            mark = "" if chosen.rank else ", not foretold: at least"
+            mark = ("!" if chosen.tight else "") + ("" if chosen.rank else ", not foretold: at least")
+            is_tight, most = is_tight or chosen.tight, max(most, efficiency)
             cells = [str(ranking.ranks), duration(chosen.seconds), bar_text(chosen), f"{efficiency:.0%}"]
             rows.append([*cells, *costs[: len(names)], f"  {chosen.choice}{mark}"])
         yield from aligned(rows)
         if first is not None:
             yield ""
-            if steps is None:
-                yield self._no_hours
-            yield (
-                f"eff.: samples a second of one card, of those with {plural(first[0], 'card')}. --ranks N shows all "
-                "layouts of one number."
+            lines = [self._no_hours if steps is None else f"hours: {self._steps_alone}"]
+            more = " More than 100 %: more cards have room for a faster layout." if most > 1.005 else ""
+            lines.append(
+                f"eff.: samples a second of one card, of those with {plural(first[0], 'card')}.{more} --ranks N shows "
+                "all layouts of one number."
             )
+            lines += [_TIGHT] if is_tight else []
+            for line in lines:
+                yield from _wrapped(line)
 
     def _trust(self) -> Iterator[str]:
         bars, micro_batches = self.planner.bars, self.planner.shape.micro_batches
@@ -206,8 +224,7 @@ class PlanScreen:
         software = (
             "They do not have this package's BatchNorm over all ranks (docs/plan.md)."
             if bars == "traced"
-            else "They are of other software, with fused kernels, and of steps alone: LLaMA's card-hours were up to "
-            "39 % above the plan's (docs/plan.md)."
+            else "They are of other software, with fused kernels (docs/plan.md)."
         )
         yield (
             f"8 of 10 runs took at most {100 * (BARS[bars] - 1):.0f} % more than foretold, or that much less: "
@@ -262,6 +279,11 @@ def _between(low: float, high: float) -> str:
     """ "1,020 to 1,210", of three digits, or "1,020 at least"."""
     first, last = (f"{float(f'{each:.3g}'):,.0f}" if each >= 100 else digits(each) for each in (low, high))
     return f"{first} to {last}" if isfinite(high) else f"{first} at least"
+
+
+def _days(low: float, high: float) -> str:
+    """ " (40 to 48 days)"; empty below four days, or without a limit."""
+    return f" ({low / 24:,.0f} to {high / 24:,.0f} days)" if low >= 96 and isfinite(high) else ""
 
 
 def _shares(shares: dict[str, float]) -> str:

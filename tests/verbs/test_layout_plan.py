@@ -174,6 +174,10 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
         ([SMALL, "--ranks", "1-64"], "--ranks 1-64: give a number of cards"),
         ([SMALL, "--ranks", "8", "--price", "0"], "--price 0: give the price"),
         ([SMALL, "--ranks", "8", "--price", "nan"], "--price nan: give the price"),
+        ([SMALL, "--ranks", "8", "--price", "$2.5"], "--price $2.5: give the price"),
+        ([SMALL, "--ranks", "8", "16"], "several numbers of one option are one word: 8,16"),
+        ([SMALL, "--ranks", "8", "--gpus", "8"], "Here that is --ranks N."),
+        ([SMALL, "--device", "v100,a100"], "a plan is of one kind of card"),
         ([SMALL, "--ranks", "8", "--node", "0"], "--node 0: give 1 or more"),
         ([SMALL, "--ranks", "8", "--link", "fast"], "--link: 'fast' is not a"),
         ([SMALL, "--ranks", "1..8", "--write", "new"], "--write new writes one recipe"),
@@ -262,7 +266,7 @@ def test_a_written_recipe_has_its_forecast_and_its_command(tmp_path: Path) -> No
     chosen, lines = plan.rankings[0].chosen, path.read_text().splitlines()
     assert chosen is not None
     assert lines[0].startswith(
-        f"# Planned for 16 cards a100-80: {duration(chosen.seconds)} a step, 8 of 10 within"
+        f"# Planned for 16 cards a100-80: {duration(chosen.seconds)} a step (8 of 10 published runs of other software: "
     )
     assert lines[1].endswith(f"paddle-dp train {path} --ranks 8 --nodes 2 --master HOST:PORT --node-rank R")
 
@@ -355,8 +359,28 @@ def test_a_batch_that_grows_reads_fewer_tokens() -> None:
 
 
 def test_several_numbers_in_epochs_say_that_there_are_no_hours() -> None:
-    lines = [*PlanScreen(planned("train.length=2 epochs", ranks="1..8", price=2.0)).lines()]
-    assert any("no hours: they need a length in steps, and this is 2 epochs" in line for line in lines)
+    screen = " ".join(PlanScreen(planned("train.length=2 epochs", ranks="1..8", price=2.0)).lines())
+    assert (
+        "no hours, so no price: they need a length in steps, and this is 2 epochs: add train.length='N"
+        in screen
+    )
+
+
+def test_a_tight_layout_and_more_than_the_whole_efficiency_are_explained() -> None:
+    """On few cards llama_7b recomputes, so more of them are more than as many times as fast."""
+    large = RecipePlan.make(
+        Path("configs/llama_7b.yaml"), ["train.precision=float16"], [4, 8], DEVICES["v100-32"]
+    )
+    screen = " ".join(" ".join(PlanScreen(large).lines()).split())
+    assert "tensor 4!" in screen and "! tight: a measured peak" in screen
+    assert "More than 100 %: more cards have room for a faster layout." in screen
+
+
+def test_long_trainings_are_in_days_and_say_what_they_leave_out() -> None:
+    large = RecipePlan.make(Path("configs/llama_7b.yaml"), [], [64], DEVICES["a100-80"])
+    screen = " ".join(" ".join(PlanScreen(large).lines()).split())
+    assert "969 to 1,150 hours (40 to 48 days)" in screen
+    assert "of steps alone, without evaluation, checkpoints and failures: LLaMA took" in screen
 
 
 def test_a_slow_network_is_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
