@@ -13,7 +13,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call
 from paddle_dp.core.batch_norm import RunningStatistics
-from paddle_dp.core.dropout import Scope, install, number_elements
+from paddle_dp.core.dropout import Scope, install, number_blocks
 from paddle_dp.core.dropout.uncaught import DrawMonitor, cut_unsaid
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
@@ -73,7 +73,7 @@ class BatchRunner:
 
     def __post_init__(self) -> None:
         self._factors: dict[float, paddle.Tensor] = {}
-        number_elements(self.placed.names.elements())
+        number_blocks(self.placed.names.elements())
         self.draws = Draws(self.dropout == "exact", self.placed.mesh)
         self._signature = plain_forward(self.placed.model)  # it names the inputs
 

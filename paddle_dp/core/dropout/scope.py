@@ -72,7 +72,7 @@ class Saved:
     """The state of a scope at one moment."""
 
     scope: Scope
-    element: int
+    block: int
     calls: dict[int, int]
     slices: dict[Axis, Slice]
 
@@ -81,8 +81,8 @@ class Scope:
     """The samples of one micro-batch in one update, and the counters of calls by block.
 
     The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or the samples at
-    `positions`, on any number of ranks and after a resume. Calls are counted per `element`: the number of the running
-    block from 1 on, or 0 outside all blocks.
+    `positions`, on any number of ranks and after a resume. Calls are counted per `block`: the number of the running
+    one from 1 on, or 0 outside all blocks.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Scope:
     ):
         self.samples = samples
         self._numbers, self._first, self._positions = (seed, epoch, index), first, positions
-        self.element = 0
+        self.block = 0
         self.calls: dict[int, int] = {}
         self.slices: dict[Axis, Slice] = {}
 
@@ -112,13 +112,13 @@ class Scope:
     @property
     def call(self) -> tuple[int, ...]:
         """Identifies the next call in this update: micro-batch, block, number."""
-        return self._first, self.element, self.calls.get(self.element, 0)
+        return self._first, self.block, self.calls.get(self.block, 0)
 
     def next_keys(self, shared: bool = False) -> Keys:
         """The keys of this micro-batch's samples in the next call; one key for all samples if `shared`."""
-        number = self.calls.get(self.element, 0)
-        self.calls[self.element] = number + 1
-        return masks.keys(self._shared_hash if shared else self._words, masks.hash64(self.element, number))
+        number = self.calls.get(self.block, 0)
+        self.calls[self.block] = number + 1
+        return masks.keys(self._shared_hash if shared else self._words, masks.hash64(self.block, number))
 
     @cached_property
     def _update(self) -> int:
@@ -192,7 +192,7 @@ def save() -> Saved | None:
     scope = _current
     if scope is None:
         return None
-    return Saved(scope, scope.element, dict(scope.calls), dict(scope.slices))
+    return Saved(scope, scope.block, dict(scope.calls), dict(scope.slices))
 
 
 def restore(saved: Saved | None) -> None:
@@ -200,7 +200,7 @@ def restore(saved: Saved | None) -> None:
     global _current
     _current = None if saved is None else saved.scope
     if saved is not None:
-        saved.scope.element = saved.element
+        saved.scope.block = saved.block
         saved.scope.calls, saved.scope.slices = dict(saved.calls), dict(saved.slices)
 
 
@@ -233,7 +233,7 @@ def _lengths(x: Any, outer: Slice | None) -> tuple[int, ...]:
     return (here, here * outer.ranks) if outer is not None and outer.kind == "tokens" else (here,)
 
 
-def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
+def number_blocks(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     """Counts the calls of each block separately, so that a pipeline stage does not depend on the other stages' calls.
 
     `blocks`: (number in the whole model, layer). Layers with the same number form one block; a layer with several
@@ -243,22 +243,22 @@ def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     for number, block in blocks:
         if not all(map(_never_draws, block.sublayers(include_self=True))):
             numbers.setdefault(block, []).append(number)
-    for block, element_numbers in numbers.items():
+    for block, block_numbers in numbers.items():
         outer: list[int] = []
 
         def enter(
             layer: nn.Layer,
             inputs: Any,
-            element_numbers: list[int] = element_numbers,
+            block_numbers: list[int] = block_numbers,
             outer: list[int] = outer,
         ) -> None:
             if _current is not None:
-                outer.append(_current.element)
-                _current.element = _next_of(element_numbers, _current.calls) + 1
+                outer.append(_current.block)
+                _current.block = _next_of(block_numbers, _current.calls) + 1
 
         def leave(layer: nn.Layer, inputs: Any, outputs: Any, outer: list[int] = outer) -> None:
             if _current is not None and outer:
-                _current.element = outer.pop()
+                _current.block = outer.pop()
 
         block.register_forward_pre_hook(enter)
         block.register_forward_post_hook(leave)

@@ -23,7 +23,7 @@ from paddle_dp.batch import leaves, mapped
 from paddle_dp.core.batch_norm import LocalNorms, statistics
 from paddle_dp.core.blocks import elements_of
 from paddle_dp.core.consistency import Digest, digests
-from paddle_dp.core.dropout import number_elements
+from paddle_dp.core.dropout import number_blocks
 from paddle_dp.core.dropout.scope import within_samples
 from paddle_dp.core.loss import Count
 from paddle_dp.errors import UsageError
@@ -165,7 +165,7 @@ class Copies:
             list(zip(layers, replica.sublayers(include_self=True), strict=True)) for replica in replicas
         ]
         for replica in replicas:
-            number_elements(elements_of(replica))
+            number_blocks(elements_of(replica))
         self.differing_buffers: list[str] | None = None  # that copies changed; None before an update
 
     @paddle.no_grad()

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.core.dropout import Scope, install, number_elements, within_slice
+from paddle_dp.core.dropout import Scope, install, number_blocks, within_slice
 from paddle_dp.core.dropout.scope import Slice
 
 install()
@@ -86,7 +86,7 @@ def test_the_innermost_part_counts_and_goes_again():
 
 def test_each_block_counts_its_calls_for_itself():
     blocks = [nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), nn.Dropout(0.5)]
-    number_elements(enumerate(blocks))
+    number_blocks(enumerate(blocks))
     x = paddle.ones([N, 50])
     with Scope(0, 0, 0, 0, N) as scope:
         whole = [block(x) for block in (*blocks, blocks[0])]
@@ -107,6 +107,6 @@ def test_a_block_that_never_draws_counts_no_calls_and_any_other_does():
     hooked.register_forward_post_hook(lambda layer, inputs, outputs: None)
     quiet = [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.GELU())]
     counted = [Mine(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), nn.RReLU(), hooked]
-    number_elements(enumerate([*quiet, *counted]))
+    number_blocks(enumerate([*quiet, *counted]))
     assert not any(layer._forward_pre_hooks for layer in quiet)
     assert all(layer._forward_pre_hooks for layer in counted)
