@@ -232,14 +232,14 @@ def first_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) 
 
 def next_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
     """Returns where a later attempt begins: at the newest good checkpoint; a script finds its checkpoint itself.
-    `stocks`: of `resume.next_point`."""
+    `stocks`: of `resume.newest_point`."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
         label = 'its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
         return resume.ResumePoint(label=label)
     folder = attempt.parent.parent
-    return resume.next_point(plan.job, folder, plan.began, console.write, plan.memory, stocks)
+    return resume.newest_point(plan.job, folder, plan.began, console.write, plan.memory, stocks)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:

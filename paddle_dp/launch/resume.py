@@ -29,7 +29,7 @@ class ResumePoint:
     label: str = "the beginning"
 
 
-def next_point(
+def newest_point(
     job: Job,
     folder: Path,
     began: float,

@@ -21,7 +21,7 @@ from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.restarts import AttemptResult
-from paddle_dp.launch.resume import ResumePoint, next_point
+from paddle_dp.launch.resume import ResumePoint, newest_point
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh import Mesh
 
@@ -153,7 +153,7 @@ def test_an_attempt_begins_at_the_newest_of_disk_and_memory(tmp_path) -> None:
     run, memory, said = tmp_path / "run", tmp_path / "memory", []
 
     def begins() -> tuple[str | None, str]:
-        point = next_point(JOB, run, 0.0, said.append, memory)
+        point = newest_point(JOB, run, 0.0, said.append, memory)
         assert point.saved == point.step
         return point.resume, point.label
 
@@ -168,31 +168,31 @@ def test_an_attempt_begins_at_the_newest_of_disk_and_memory(tmp_path) -> None:
     # An abandoned training's checkpoints on disk do not count, and those in memory are always this job's.
     os.utime(at_20 / "manifest.json", (1.0, 1.0))
     at_10 = saved(memory, 10)
-    assert next_point(replace(JOB, resume="5"), run, 1e12, said.append, memory).resume == str(at_10)
+    assert newest_point(replace(JOB, resume="5"), run, 1e12, said.append, memory).resume == str(at_10)
 
 
 def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew(tmp_path) -> None:
     """It may be the disk: the ranks shall say so, and not write over them."""
     said: list[str] = []
     damaged(saved(tmp_path, 20))
-    assert next_point(JOB, tmp_path, 0.0, said.append) == ResumePoint(
+    assert newest_point(JOB, tmp_path, 0.0, said.append) == ResumePoint(
         resume="newest", label="--resume newest"
     )
     assert len(said) == 1 and "passed over the checkpoint" in said[0]
     for resume in (None, "newest"):
-        assert next_point(replace(JOB, resume=resume), tmp_path / "none", 0.0, said.append) == ResumePoint()
+        assert newest_point(replace(JOB, resume=resume), tmp_path / "none", 0.0, said.append) == ResumePoint()
 
 
 def test_an_abandoned_trainings_later_steps_are_not_gone_on_from(tmp_path) -> None:
     for step in (20, 60):
         os.utime(saved(tmp_path, step) / "manifest.json", (1.0, 1.0))
     job = replace(JOB, resume="20")
-    assert next_point(job, tmp_path, 1000.0, print) == ResumePoint(resume="20", label="--resume 20")
+    assert newest_point(job, tmp_path, 1000.0, print) == ResumePoint(resume="20", label="--resume 20")
     at_40 = saved(tmp_path, 40)
-    assert next_point(job, tmp_path, 1000.0, print) == ResumePoint(
+    assert newest_point(job, tmp_path, 1000.0, print) == ResumePoint(
         resume=str(at_40), step=40, saved=40, label="step 40"
     )
-    newest = next_point(replace(JOB, resume="newest"), tmp_path, 1000.0, print)
+    newest = newest_point(replace(JOB, resume="newest"), tmp_path, 1000.0, print)
     assert newest.step == 60
 
 

@@ -16,7 +16,7 @@ from paddle_dp.checkpoint import set_best
 from paddle_dp.checkpoint.disk import Digest
 from paddle_dp.checkpoint.manifest import Checks, Manifest
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.resume import command, how_to_resume, next_point
+from paddle_dp.launch.resume import command, how_to_resume, newest_point
 
 JOB = Job(recipe=Path("a.yaml"), overrides=("train.batch=64",), ranks=2)
 BEGAN = 1000.0  # when the job began; what was there already is older
@@ -187,7 +187,7 @@ def test_several_nodes_go_on_from_the_newest_of_their_memories_and_the_disk(
     (tmp_path / "recipe.yaml").touch()
     for step in saved:
         save(tmp_path, step, GOOD)
-    point = next_point(JOB, tmp_path, BEGAN, print, memory, stocks)
+    point = newest_point(JOB, tmp_path, BEGAN, print, memory, stocks)
     expected = f"memory:{resume}:{'a' * 32}" if isinstance(resume, int) else resume
     assert (point.resume and point.resume.rpartition("/")[2]) == expected and label in point.label
     if label.startswith("step "):
@@ -195,5 +195,5 @@ def test_several_nodes_go_on_from_the_newest_of_their_memories_and_the_disk(
 
 
 def test_the_memory_of_a_run_whose_folder_is_gone_is_not_read(tmp_path: Path, memory: Path) -> None:
-    point = next_point(JOB, tmp_path / "run", BEGAN, print, memory, [stock(50)])
+    point = newest_point(JOB, tmp_path / "run", BEGAN, print, memory, [stock(50)])
     assert point.resume is None and point.label == "the beginning"
