@@ -133,7 +133,7 @@ class Planner:
                 ranks=ranks, legal=0, ranked=(), unforetold=(), misfits=(), chosen=None, current=None
             )
         search = LayoutSearch(self, choices)
-        ranked, unforetold = search.best(is_foretold=True), search.best(is_foretold=False)
+        ranked, unforetold = search.best(judged=True), search.best(judged=False)
         leaders = ranked or unforetold
         return LayoutRanking(
             ranks=ranks,
@@ -166,25 +166,25 @@ class LayoutSearch:
         choice = self.choices[index]
         return self.fullest.least(choice) <= self.free and self.fullest.bytes_of(choice).total <= self.free
 
-    def order(self, is_foretold_too: bool) -> list[int]:
-        """The indices of the layouts that are foretold, or of those that are not: fastest first, of equal ones the
-        plainest."""
-        indices = [i for i, choice in enumerate(self.choices) if is_foretold(choice) == is_foretold_too]
+    def order(self, judged: bool) -> list[int]:
+        """The indices of the layouts that published runs judge (`is_foretold`), or of the others: fastest first, of
+        equal ones the plainest."""
+        indices = [i for i, choice in enumerate(self.choices) if is_foretold(choice) == judged]
         return sorted(indices, key=lambda i: (round(float(self.seconds[i]), 6), self.choices[i].complexity))
 
-    def best(self, is_foretold: bool) -> list[PlannedLayout]:
+    def best(self, judged: bool) -> list[PlannedLayout]:
         """The fastest layout of each family that fits, up to `SHOWN` of them, in ranks; `UNFORETOLD` without a rank."""
         planned: list[PlannedLayout] = []
         families: set[tuple[int, ...]] = set()
         rank, leader = 0, 0.0
-        for i in self.order(is_foretold):
+        for i in self.order(judged):
             if self.choices[i].family in families or not self.fits(i):
                 continue
             families.add(self.choices[i].family)
-            if is_foretold and self.seconds[i] > TIE * leader:
+            if judged and self.seconds[i] > TIE * leader:
                 rank, leader = rank + 1, float(self.seconds[i])
             planned.append(self.planned(i, rank))
-            if len(planned) == (SHOWN if is_foretold else UNFORETOLD):
+            if len(planned) == (SHOWN if judged else UNFORETOLD):
                 break
         return planned
 
