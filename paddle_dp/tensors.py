@@ -23,8 +23,7 @@ def nbytes(tensor: paddle.Tensor) -> int:
 def bytes_of(tensor: paddle.Tensor) -> Array:
     """A writable uint8 view [bytes] of a contiguous CPU tensor. It keeps the tensor alive; the tensor must keep its
     memory. (`Tensor.numpy()` copies.)"""
-    size = nbytes(tensor)
-    if not size:
+    if not (size := nbytes(tensor)):
         return np.empty(0, np.uint8)
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
     memory.tensor = tensor  # type: ignore[attr-defined]
@@ -39,12 +38,8 @@ def on_host(array: Array) -> paddle.Tensor:
     """
     import paddle
 
-    device = paddle.CPUPlace()
-    return (
-        paddle.Tensor(array, place=device)
-        if type(array) is np.ndarray
-        else paddle.to_tensor(array, place=device)
-    )
+    make = paddle.Tensor if type(array) is np.ndarray else paddle.to_tensor
+    return make(array, place=paddle.CPUPlace())
 
 
 def holds_nan(numbers: paddle.Tensor) -> bool:
@@ -115,6 +110,11 @@ def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
 def dtype_of(tensor: paddle.Tensor) -> str:
     """A dtype's name: "float32", "bfloat16", …"""
     return str(tensor.dtype).rpartition(".")[2]
+
+
+def wide(parameter: paddle.Tensor) -> str:
+    """The dtype in which a parameter's gradients are summed and residuals kept: float32, or float64 for float64."""
+    return "float64" if dtype_of(parameter) == "float64" else "float32"
 
 
 def as_dtype(tensor: paddle.Tensor, dtype: str) -> paddle.Tensor:

@@ -19,12 +19,12 @@ from paddle_dp.core.data_group import CommGroups, Group
 from paddle_dp.core.loss import Count
 from paddle_dp.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange, GradReadyHooks
-from paddle_dp.exchange.residuals import Residuals, wide
+from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.transport import traffic
-from paddle_dp.tensors import LARGEST_HALF, as_dtype, dtype_of, nbytes
+from paddle_dp.tensors import LARGEST_HALF, as_dtype, dtype_of, nbytes, wide
 
 
 class NarrowSum:

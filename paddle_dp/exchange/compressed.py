@@ -22,10 +22,10 @@ from paddle_dp.exchange.residuals import (
     residuals_of,
     restore_factors,
     restore_residuals,
-    wide,
 )
 from paddle_dp.mesh import Mesh
 from paddle_dp.plan.memory import is_worthwhile, matrix
+from paddle_dp.tensors import wide
 from paddle_dp.text import and_more, numbered
 from paddle_dp.units import Compress
 

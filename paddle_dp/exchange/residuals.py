@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import paddle
 
 from paddle_dp.exchange.gradient_exchange import SavedExtraState
+from paddle_dp.tensors import wide
 
 Tensors = dict[str, paddle.Tensor]
 
@@ -151,8 +152,3 @@ class Residuals:
         """The inverse of `saved`."""
         self._residuals[index] = error * self.scale if self.scale != 1.0 else error
         self._pending.pop(index, None)
-
-
-def wide(parameter: paddle.Tensor) -> str:
-    """The dtype in which a parameter's gradients are summed and residuals kept: float32, or float64 for float64."""
-    return "float64" if parameter.dtype == paddle.float64 else "float32"

@@ -16,9 +16,8 @@ from paddle_dp.axes.sharding.prefetch_trace import FetchList, PrefetchTrace
 from paddle_dp.axes.sharding.rounds import NO_ORDER, OwnerRounds
 from paddle_dp.core.data_group import Group
 from paddle_dp.errors import UsageError
-from paddle_dp.exchange.residuals import wide
 from paddle_dp.exchange.roundings import roundings
-from paddle_dp.tensors import as_dtype, dtype_of
+from paddle_dp.tensors import as_dtype, dtype_of, wide
 
 # A chunk of parameters with one owner each: sends its values to all ranks, or its gradients to the owners, on an ------
 
