@@ -74,7 +74,8 @@ def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], prefetch
     """Whether the parameters of each layer in this `order` have to be fetched.
 
     They are still held if the layer's previous use is at most `prefetch` chunks back. `loads`: the bytes of each layer
-    at each owner, [layers, owners].
+    at each owner, [layers, owners]. In a training `TraceRecorder.order` (axes/sharding/prefetch_trace.py) decides it;
+    tests/plan/test_sharded.py holds the two equal.
     """
     numbers = chunks([loads[layer] for layer in order]) if prefetch else range(len(order))
     last: dict[int, int] = {}

@@ -73,7 +73,8 @@ class TraceRecorder:
 
     def order(self, loads: Sequence[Sequence[int]], prefetch: int) -> PrefetchTrace:
         """The recorded order, with `prefetch` chunks in flight besides the current one. `loads`: each parameter's bytes
-        per rank."""
+        per rank. For a plan `travels` (plan/sharded.py) decides the same; tests/plan/test_sharded.py holds them
+        equal."""
         by_need = [[sum(column) for column in zip(*(loads[p] for p in n), strict=True)] for n in self.needs]
         numbers = chunks(by_need) if prefetch else list(range(len(by_need)))
         last: dict[int, int] = {}
