@@ -98,7 +98,9 @@ def _warmup(schedule: str, stages: int, micro_batches: int, virtual_stages: int,
         return micro_batches * virtual_stages
     if schedule == "1f1b":
         return min(later_stages, micro_batches)
-    return min(2 * later_stages + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
+    if schedule == "interleaved":
+        return min(2 * later_stages + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
+    raise ValueError(f"the order of the schedule '{schedule}' is not known")
 
 
 def _in_turn(forwards: list[Work], backwards: list[Work], warmup: int) -> Iterable[Work]:

@@ -22,6 +22,11 @@ from paddle_dp.units import Recompute
 ReduceDtype = Literal["bfloat16", "float32"]  # of gradients on their way
 
 
+def width_of(dtype: str) -> int:
+    """Bytes of a number; the name of its dtype ends with its bits."""
+    return int(dtype[-2:]) // 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weight:
     """One parameter of the whole model, by its first name; `size`: its number of elements.
@@ -110,11 +115,7 @@ class Layout:
     def gradient_on_its_way(self) -> int:
         """Bytes per element of gradients sent along data, sharding and sequence; float64 is sent as it is."""
         width = self.widths.gradient
-        return (
-            width
-            if self.reduce_dtype is None or width == 8
-            else {"bfloat16": 2, "float32": 4}[self.reduce_dtype]
-        )
+        return width if self.reduce_dtype is None or width == 8 else width_of(self.reduce_dtype)
 
     @property
     def devices(self) -> int:

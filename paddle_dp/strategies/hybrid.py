@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.pipeline_schedule import Schedule
+from paddle_dp.plan.rank_memory import Layout, ReduceDtype, width_of
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 
@@ -53,14 +54,14 @@ class Config(StrategyConfig):
     prefetch: Count = 1
     """Chunks of layers whose parameters are prefetched while one computes (sharding_stage 3); 0: each when needed."""
 
-    reduce_dtype: Literal["bfloat16", "float32"] | None = None
+    reduce_dtype: ReduceDtype | None = None
     """The dtype in which gradients are exchanged along data, sharding and sequence; null: the gradient's dtype,
     float32 except for weights in 16 bits (train.precision.level O2 on accelerators)."""
 
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
 
-    pipeline_schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
+    pipeline_schedule: Schedule = "1f1b"
     """Order of the micro-batches' forwards and backwards in a pipeline."""
 
     virtual_stages: Positive | Literal["auto"] = "auto"
@@ -114,14 +115,14 @@ class Config(StrategyConfig):
         if not self.compared_by_step:
             return ""
         return (
-            f"with strategy.reduce_dtype=bfloat16 a whole training is not one process's: {self.rounding}. `paddle-dp "
-            "verify` compares each step by itself, from the same weights; whole trainings are compared with "
+            f"with strategy.reduce_dtype={self.reduce_dtype} a whole training is not one process's: {self.rounding}. "
+            "`paddle-dp verify` compares each step by itself, from the same weights; whole trainings are compared with "
             "strategy.reduce_dtype=float32, or by their held-out numbers (docs/exchange.md)."
         )
 
     @property
     def compared_by_step(self) -> bool:
-        return self.reduce_dtype == "bfloat16"
+        return self.reduce_dtype is not None and width_of(self.reduce_dtype) < width_of("float32")
 
     @property
     def chained(self) -> str:
@@ -132,7 +133,10 @@ class Config(StrategyConfig):
     @property
     def rounding(self) -> str:
         """The effect of reduce_dtype, as a part of a sentence."""
-        return "ranks round their gradients to 8 digits of base 2 before they add them up"
+        from paddle_dp.exchange.roundings import DIGITS
+
+        digits = DIGITS[self.reduce_dtype or "float32"]
+        return f"ranks round their gradients to {digits} digits of base 2 before they add them up"
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""

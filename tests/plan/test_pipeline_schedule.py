@@ -4,10 +4,13 @@ dealt in runs, none is lost, and the largest stage is as small as it can be."""
 import itertools
 import random
 import re
+from typing import get_args
 
 import pytest
 
+from paddle_dp.axes.pipeline.schedules import ENGINES
 from paddle_dp.plan.pipeline_schedule import (
+    Schedule,
     Work,
     bubble,
     check_partition,
@@ -28,6 +31,13 @@ def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, each, stage
     assert idle(spans, stages) == pytest.approx([bubble(stages, micro_batches, each)] * stages)
     everything = {(s.stage, s.work) for s in spans}
     assert len(everything) == len(spans) == 2 * stages * each * micro_batches
+
+
+def test_each_schedule_has_an_order_and_an_engine_and_no_other_word_has_one():
+    assert {(schedule, each > 1) for schedule, each in KINDS} == {*ENGINES}
+    assert {schedule for schedule, _ in ENGINES} == {*get_args(Schedule)}
+    with pytest.raises(ValueError, match="the order of the schedule 'zero_bubble' is not known"):
+        orders("zero_bubble", 2, 4)
 
 
 def test_the_formula():

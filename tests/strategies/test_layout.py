@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from paddle_dp.exchange.roundings import DIGITS, is_narrower
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.rank_memory import Layout, ReduceDtype
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.strategies.hybrid import Config as Hybrid
 from paddle_dp.units import Every, Recompute
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +51,18 @@ def test_what_planning_and_pictures_ask_is_in_it() -> None:
     zero = layout(2, use="hybrid", sharding=2, sharding_stage=3)
     assert zero.sharding_stage == 3 and not zero.sequence_parallel
     assert layout(2, use="hybrid", tensor=2, sequence_parallel=True).sequence_parallel
+
+
+@pytest.mark.parametrize("dtype", [*get_args(ReduceDtype), "float16"])  # no recipe names the last one
+def test_a_dtype_with_fewer_digits_than_a_weight_promises_no_whole_training(dtype: Any) -> None:
+    """A new one with 16 bits counted as promised: `verify` would have compared whole trainings."""
+    config, recipe = Hybrid(reduce_dtype=dtype), read_recipe(ROOT / "configs/digits_mlp.yaml")
+    narrow, sentence = is_narrower(dtype, "float32"), config.not_promised(recipe)
+    assert config.compared_by_step == narrow == bool(sentence)
+    assert config.layout(2).gradient_on_its_way == (2 if narrow else 4)
+    if narrow:
+        assert f"strategy.reduce_dtype={dtype} " in sentence and f"to {DIGITS[dtype]} digits" in sentence
+    assert not Hybrid().compared_by_step
 
 
 def test_a_strategy_without_more_to_say_has_defaults() -> None:
