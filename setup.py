@@ -14,7 +14,7 @@ class BuildWithModelsAndRecipes(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for source in (*Path("models").glob("*.py"), *Path("configs").glob("*.yaml")):
+            for source in (*Path("models").rglob("*.py"), *Path("configs").glob("*.yaml")):
                 made = Path(self.build_lib, "paddle_dp", "shipped", source)
                 self.mkpath(str(made.parent))
                 self.copy_file(str(source), str(made))

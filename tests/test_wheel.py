@@ -43,6 +43,19 @@ def installed(tmp_path_factory):
     return {"PYTHONPATH": str(there / "site"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
+@pytest.mark.processes
+def test_a_model_that_is_a_folder_is_built_in(tmp_path):
+    models = {"models/__init__.py", "models/net/__init__.py", "models/net/layers.py"}
+    for file in ("paddle_dp/__init__.py", "configs/net.yaml", *models):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "setup.cfg").write_text("[options]\npackages = paddle_dp\n")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    run_python("setup.py", "-q", "build_py", "--build-lib", "built", folder=tmp_path)
+    shipped = tmp_path / "built/paddle_dp/shipped"
+    assert {str(file.relative_to(shipped)) for file in shipped.rglob("*.*")} == {*models, "configs/net.yaml"}
+
+
 @pytest.mark.long
 def test_commands_in_an_empty_folder(installed, tmp_path):
     def run(*words):

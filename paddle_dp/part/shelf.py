@@ -47,7 +47,7 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
     if shelf != "models":
         return [PACKAGE / shelf]
     roots = [Path.cwd(), *(home.resolve().parents if home else ())]
-    user = next((p / "models" for p in roots if any((p / "models").glob("*.py"))), None)
+    user = next((p / "models" for p in roots if any(iter_modules([str(p / "models")]))), None)
     code = copied_code(home)
     paths = (user, code / "models" if code else None, shipped("models"))
     return list(dict.fromkeys(path.resolve() for path in paths if path is not None and path.is_dir()))

@@ -37,7 +37,8 @@ def copy(name: str, into: Path) -> list[Path]:
         names = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
         raise UsageError(f"There is no shipped recipe '{name}'.{did_you_mean(name, names, 'There are')}")
     copies = {into / "configs" / recipe.name: recipe}
-    copies |= {into / "models" / file.name: file for file in _model(read_recipe(recipe).model.name)}
+    model = read_recipe(recipe).model.name
+    copies |= {into / file.relative_to(recipe.parents[1]): file for file in _model(model)}
     there = [str(file) for file in copies if file.exists()]
     if there:
         raise UsageError(
@@ -62,12 +63,13 @@ def _recipe(name: str) -> Path | None:
 
 
 def _model(name: str) -> Iterator[Path]:
-    """Yields the files of a shipped model: its file, and the files of models/ that it imports."""
+    """Yields the files of a shipped model: its file or folder, and the files of models/ that it imports."""
     folder, names = shipped("models") or Path(), [name]
     for each in names:  # grows
-        if (file := folder / f"{each}.py").is_file():
-            yield file
-            names += [other for other in _imported(file) if other not in names]
+        for file in (folder / f"{each}.py", *sorted((folder / each).rglob("*.py"))):
+            if file.is_file():
+                yield file
+                names += [other for other in _imported(file) if other not in names]
 
 
 def _imported(file: Path) -> Iterator[str]:
@@ -75,4 +77,4 @@ def _imported(file: Path) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module == "models":
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
-            yield str(node.module).partition(".")[2]
+            yield str(node.module).split(".")[1]

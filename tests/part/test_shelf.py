@@ -10,6 +10,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.part.shelf import folders, load, names, shipped, summary
+from tests.house.programs import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -22,19 +23,7 @@ def _other_models() -> Iterator[None]:
     sys.modules.update(before)
 
 
-SHIPPED = [
-    "bert",
-    "convnet",
-    "distillation",
-    "gan",
-    "gpt",
-    "large_classifier",
-    "llama",
-    "mlp",
-    "resnet",
-    "siamese",
-    "vit",
-]
+SHIPPED = sorted(file.stem for file in (ROOT / "models").glob("[!_]*"))
 
 
 def house(root: Path, **files: str) -> Path:
@@ -75,6 +64,16 @@ def test_the_shipped_models_are_everywhere_behind_one_s_own(
     assert load("models", "mlp").WHO == "mine" and summary("models", "mlp") == "Mine."
     assert load("models", "gpt").GPT.__name__ == "GPT" and summary("models", "gpt").startswith("GPT")
     assert names("models") == SHIPPED
+
+
+def test_a_model_may_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = house(tmp_path) / "models" / "net"
+    net.mkdir()
+    (net / "__init__.py").write_text('"""A net."""\nfrom models.net.layers import WIDTH\n')
+    (net / "layers.py").write_text("WIDTH = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert "net" in names("models") and summary("models", "net") == "A net."
+    assert load("models", "net").WIDTH == 3
 
 
 def test_a_folder_of_weights_is_no_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

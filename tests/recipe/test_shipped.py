@@ -44,6 +44,26 @@ def test_a_copy_to_begin_from_has_the_model_and_all_that_it_imports(
         copy("gpt_single", tmp_path / "mine")
 
 
+def test_a_copy_of_a_model_that_is_a_folder_has_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, net = tmp_path / "house", "from models._sizes import WIDTH\nfrom models.mlp import Config\n"
+    recipe = (ROOT / "configs/digits_mlp.yaml").read_text().replace("use: mlp", "use: net")
+    files = {
+        "configs/net.yaml": recipe,
+        "models/net/__init__.py": net,
+        "models/net/layers.py": "",
+        "models/_sizes.py": "WIDTH = 3\n",
+    }
+    for name, text in files.items():
+        (house / name).parent.mkdir(parents=True, exist_ok=True)
+        (house / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paddle_dp.recipe.shipped.shipped", lambda name: house / name)
+    made = copy("net", tmp_path / "mine")
+    assert {str(file.relative_to(tmp_path / "mine")) for file in made} == {*files}
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
