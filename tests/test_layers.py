@@ -64,8 +64,8 @@ LINES_TODAY: dict[str, int] = {
     "core": 4600, "learner": 1650, "axes": 3760, "strategies/async_average": 350, "strategies/replicas": 500,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1550, "strategies/branches": 1100,
     "checks": 900, "identity": 1800, "checkpoint": 2150, "why": 1200,
-    "certificate": 1000, "assembly": 1970, "train": 1900, "plan": 3210, "cli": 1670, "dashboard": 1350,
-    "callbacks": 1550, "model": 1250, "verbs": 2540, "plug-ins": 6610, "launch": 6100, "doctor": 1800, "proof": 4500,
+    "certificate": 1000, "assembly": 1970, "train": 1900, "plan": 3210, "cli": 1680, "dashboard": 1350,
+    "callbacks": 1550, "model": 1250, "verbs": 2560, "plug-ins": 6610, "launch": 6100, "doctor": 1800, "proof": 4500,
     "audit": 2600, "ray": 500,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,

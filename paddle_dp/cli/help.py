@@ -100,11 +100,7 @@ class Verb(TyperCommand):
         except Exception as error:  # click's NoSuchOption, whose module differs between versions of typer
             name = getattr(error, "option_name", None)
             if type(error).__name__ == "NoSuchOption" and name in OPTIONS:
-                known = {option for parameter in self.get_params(ctx) for option in parameter.opts}
-                is_unknown = OPTIONS[name].startswith("--devices") and "--devices" not in known
-                ctx.fail(
-                    f"No such option: {name}. Here that is {'--ranks N' if is_unknown else OPTIONS[name]}."
-                )
+                ctx.fail(f"No such option: {name}. Here that is {OPTIONS[name]}.")
             raise
 
 

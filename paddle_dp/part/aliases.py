@@ -302,7 +302,7 @@ PARTS = {
 # Options and verbs of launchers and other command lines, and their equivalents here.
 OPTIONS = {
     "--nproc_per_node": "--ranks N", "--nproc-per-node": "--ranks N", "--num_processes": "--ranks N",
-    "--num_gpus": "--ranks N", "--nprocs": "--ranks N", "--gpus": "--devices 0,1",
+    "--num_gpus": "--ranks N", "--nprocs": "--ranks N", "--gpus": "--ranks N for a number of them, --devices 0,1 for these",
     "--gpu": "--devices 0", "--xpus": "--devices 0,1", "--npus": "--devices 0,1", "--nnodes": "--nodes N",
     "--num_machines": "--nodes N", "--rank": "--ranks N, the number of processes, or --node-rank R, this machine's number",
     "--node_rank": "--node-rank R",

@@ -176,7 +176,7 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
         ([SMALL, "--ranks", "8", "--price", "nan"], "--price nan: give the price"),
         ([SMALL, "--ranks", "8", "--price", "$2.5"], "--price $2.5: give the price"),
         ([SMALL, "--ranks", "8", "16"], "several numbers of one option are one word: 8,16"),
-        ([SMALL, "--ranks", "8", "--gpus", "8"], "Here that is --ranks N."),
+        ([SMALL, "--ranks", "8", "--gpus", "8"], "Here that is --ranks N for a number"),
         ([SMALL, "--device", "v100,a100"], "a plan is of one kind of card"),
         ([SMALL, "--ranks", "8", "--node", "0"], "--node 0: give 1 or more"),
         ([SMALL, "--ranks", "8", "--link", "fast"], "--link: 'fast' is not a"),
