@@ -150,6 +150,16 @@ def test_stage_3_moves_the_weights_of_neighbouring_layers_at_once() -> None:
         assert taken == pytest.approx(moved / 4e3, rel=1e-3), "as many bytes come as go, at the same time"
 
 
+def test_a_layer_waits_for_the_chunk_of_its_own_use() -> None:
+    """In a pipeline every use fetches: a layer that the next chunk fetches again waited for that one."""
+    plan = replace(layout(sharding=2, pipeline=2, stage=3), accelerator=True)
+    script = _Script(BLOCKS, plan, 4, BETWEEN, COMPUTE, Link(rate=1e4))
+    for program in script.programs:
+        waits = [op[1][0][0][2] for op in program if op[0] == "wait" and "fetch" in str(op[1])]
+        step = waits[: len(waits) // STEPS]
+        assert step == sorted(step) and len({*step}) > 2
+
+
 def test_recomputed_blocks_run_forward_again() -> None:
     assert seconds(layout(data=2, recompute="full")) == pytest.approx(6.5 + 2 * 6000 / 6400, rel=1e-6)
 

@@ -171,9 +171,8 @@ class Meter:
                 tensors.handle(number)
             longer.append(time.perf_counter() - began - plain)
             tensors.end()
-            synchronize(
-                self.mesh.device
-            )  # nothing travels during the next products, nor when this process ends
+            # Nothing travels during the next products, nor when this process ends.
+            synchronize(self.mesh.device)
         return statistics.mean(self.mesh.gather(statistics.median(longer)))
 
 

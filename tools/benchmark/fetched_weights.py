@@ -33,9 +33,8 @@ def uses(blocks: Blocks, passes: Passes, layout: Layout, owners: Mapping[str, in
     layers_of = {number: layers(blocks[number]) for _, numbers in passes for number in numbers}
     table = [(number, layer) for number, of_block in layers_of.items() for layer in of_block]
     loads = [tuple(load) for load in layer_loads([layer for _, layer in table], owners, layout)]
-    order: list[
-        tuple[list[int], int]
-    ] = []  # the layers of each block in each pass; how many of them run forward
+    # The layers of each block in each pass, and how many of them run forward.
+    order: list[tuple[list[int], int]] = []
     for kind, numbers in passes:
         for number in numbers:
             own = [at for at, (block, _) in enumerate(table) if block == number]

@@ -90,6 +90,13 @@ class Site:
         passes = max(1, MICRO_BATCHES // forecast.layout.degrees.pipeline)
         return [f"train.batch={forecast.batch // parts}", f"train.micro_batches={passes}"]
 
+    def cut_only(self, forecast: Forecast, parts: int) -> list[str]:
+        """The overrides of a job that cuts layers as the layout does, and nothing else, on 1/parts of the batch."""
+        layout = forecast.layout
+        parallel = str(layout.sequence_parallel).lower()
+        cut = f"strategy={{use: hybrid, tensor: {layout.degrees.tensor}, sequence_parallel: {parallel}}}"
+        return [*self.share_of_batch(forecast, parts), cut]
+
     def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
         raise NotImplementedError
 
@@ -140,9 +147,7 @@ class Namespaces(Site):
         if degrees.tensor == 1:
             return super().rank_compute(choice, forecast)
         groups = self.bench.box.groups(degrees.tensor)
-        parallel = str(forecast.layout.sequence_parallel).lower()
-        cut = f"strategy={{use: hybrid, tensor: {degrees.tensor}, sequence_parallel: {parallel}}}"
-        words = [*self.share_of_batch(forecast, len(groups)), cut, "train.device=cpu"]
+        words = [*self.cut_only(forecast, len(groups)), "train.device=cpu"]
         with ThreadPoolExecutor(len(groups)) as pool:
             rounds = [
                 list(pool.map(lambda box: self._phases(box, self.recipe(choice.model), words), groups))
@@ -212,9 +217,7 @@ class Device(Site):
         if degrees.tensor == 1:
             return alone
         groups, recipe = choice.ranks // degrees.tensor, self.recipe(choice.model)
-        parallel = str(forecast.layout.sequence_parallel).lower()
-        cut = f"strategy={{use: hybrid, tensor: {degrees.tensor}, sequence_parallel: {parallel}}}"
-        words = [*self.share_of_batch(forecast, groups), cut]
+        words = self.cut_only(forecast, groups)
         with ThreadPoolExecutor(groups) as pool:
             steps = pool.map(lambda _: self._step(recipe, degrees.tensor, words, None), range(groups))
             measured = statistics.mean(steps)

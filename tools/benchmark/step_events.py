@@ -129,7 +129,7 @@ class _RankScript:
     def _step(self, step: int, own_blocks: Sequence[int]) -> None:
         self._begin_pass(step)
         self._next_uses, self._requested = iter(self.uses), 0  # the number of chunks that were asked for
-        self._fetched: dict[str, Key] = {}  # by weight: the transfer that has it
+        self._fetched: dict[tuple[int, str], Key] = {}  # by chunk and weight: the transfer that has it
         # Of stage 3: the gradients that have not left, and those that travel.
         self._gradient_chunk, self._reducing = list[Weight](), list[Key]()
         for work in self.order:
@@ -386,23 +386,24 @@ class _RankScript:
     def _need(self, name: tuple[Any, ...], use: Use) -> None:
         """Asks for the chunks up to a layer's, and for the next ones; waits for what it needs of other owners."""
         while self._requested <= use.chunk + self.layout.prefetch:
-            self._fetch((name[0], "fetch", self._requested), self._fetched_in.get(self._requested, []))
+            self._fetch(name[0], self._requested)
             self._requested += 1
         for weight in use.fetched:
             if self.owners[weight.name] != self.shard:
-                self.program.append(("wait", self._fetched[weight.name]))
+                self.program.append(("wait", self._fetched[use.chunk, weight.name]))
                 self._handle("fetch", weight.local_size(self.degrees.tensor) * self.layout.widths.parameter)
 
-    def _fetch(self, key: Key, weights: Sequence[Weight]) -> None:
+    def _fetch(self, step: int, chunk: int) -> None:
         """A chunk's way: on CPUs owners reply to this rank's request, whatever they do; on an accelerator all ranks
         exchange it."""
-        width = self.layout.widths.parameter
+        weights, width = self._fetched_in.get(chunk, []), self.layout.widths.parameter
+        key: Key = (step, "fetch", chunk)
         if self.layout.accelerator:
             for part, of_part in self._exchanges(key, weights, width):
                 self._start(
                     self._owners_exchange(part, self._sizes_by_owner(of_part, width), True, "fetches")
                 )
-                self._fetched |= {weight.name: (part, self.shards[0]) for weight in of_part}
+                self._fetched |= {(chunk, weight.name): (part, self.shards[0]) for weight in of_part}
             return
         lacking = [weight for weight in weights if self.owners[weight.name] != self.shard]
         sizes = self._sizes_by_owner(lacking, width)
@@ -411,7 +412,7 @@ class _RankScript:
         if lacking:
             reply = Transfer(frozenset([self.rank]), flows, "fetches", messages=2)
             self.script.transfers[key, self.rank] = reply
-            self._fetched |= dict.fromkeys((weight.name for weight in lacking), (key, self.rank))
+            self._fetched |= dict.fromkeys(((chunk, weight.name) for weight in lacking), (key, self.rank))
             self._start((key, self.rank))
 
     def _exchanges(
