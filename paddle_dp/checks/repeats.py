@@ -19,8 +19,8 @@ from paddle_dp.core import first_not_finite
 from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.buffers import bits_of, from_bits
 from paddle_dp.core.consistency import digests
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.core.trial import buffers_before, trial
-from paddle_dp.exchange.gradient_exchange import NOTHING
 from paddle_dp.model.compiled import layer_by_layer
 from paddle_dp.tensors import dtype_of
 

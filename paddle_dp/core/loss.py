@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import leaves
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import LossError, TargetError, UsageError
 from paddle_dp.tensors import has_counted_nan, holds_nan
 
@@ -92,11 +93,11 @@ class Loss:
 
     def present(self, present: bool) -> AbstractContextManager[None]:
         """Wraps the loss of a micro-batch; if not `present`, it is a dummy, with which nothing is compared."""
-        return nullcontext()
+        return NOTHING
 
     def alone(self) -> AbstractContextManager[None]:
         """Wraps losses that need no exchange between ranks."""
-        return nullcontext()
+        return NOTHING
 
 
 class WrappedLoss(Loss):
@@ -144,10 +145,10 @@ class WrappedLoss(Loss):
         return WrappedLoss(self.function.across(samples), samples)
 
     def present(self, present: bool) -> AbstractContextManager[None]:
-        return nullcontext() if self._samples is None else self._samples.present(present)
+        return NOTHING if self._samples is None else self._samples.present(present)
 
     def alone(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._samples is None else self._samples.alone()
+        return NOTHING if self._samples is None else self._samples.alone()
 
 
 def _is_nan_hidden(loss: nn.CrossEntropyLoss, outputs: Any, targets: Any) -> bool:

@@ -28,7 +28,7 @@ from paddle_dp.batch import Batch, MicroBatch, leaves
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Precision
 
-_NOTHING = nullcontext()
+NOTHING = nullcontext()  # wraps what needs no context; made once, as every step enters some
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
 _FLOAT32 = ("float32", paddle.float32, np.float32, np.dtype("float32"))
 HOPELESS = 50  # consecutive skipped updates; 16 halvings bring the scale from 65536 to 1
@@ -191,17 +191,16 @@ class MixedPrecision:
             return self.double
         return any(x.dtype is paddle.float64 for x in leaves(read))
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self) -> AbstractContextManager[Any]:
         """Wraps every forward, in training and in evaluation."""
-        with single_forward(), self._computing():
-            yield
+        computing = self._computing()
+        return SingleForward() if computing is NOTHING else _both(SingleForward(), computing)
 
     def _computing(self) -> AbstractContextManager[Any]:
         if self.double:
             return everything_in_float64()
         if not self.low:
-            return _NOTHING
+            return NOTHING
         if self._rounder is not None:
             return self._rounding()
         return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
@@ -213,7 +212,7 @@ class MixedPrecision:
         """
         if self.double:
             return everything_in_float64()
-        return self._rounding() if self._rounder is not None else _NOTHING
+        return self._rounding() if self._rounder is not None else NOTHING
 
     @contextmanager
     def _rounding(self) -> Iterator[None]:
@@ -325,14 +324,23 @@ _CACHE_ATTRIBUTE = "shared_by_its_readers"  # an attribute of the tensor, so the
 _forward: ContextVar[object | None] = ContextVar("forward", default=None)  # the one that runs
 
 
+class SingleForward:
+    """Wraps a model's forward. Without gradients nothing in it may write a tensor between two layers that read it.
+
+    Every step enters it, and a generator's context would take three times as long.
+    """
+
+    def __enter__(self) -> None:
+        self._token = _forward.set(_forward.get() or self)
+
+    def __exit__(self, *exception: object) -> None:
+        _forward.reset(self._token)
+
+
 @contextmanager
-def single_forward() -> Iterator[None]:
-    """Wraps a model's forward. Without gradients nothing in it may write a tensor between two layers that read it."""
-    token = _forward.set(_forward.get() or object())
-    try:
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
         yield
-    finally:
-        _forward.reset(token)
 
 
 def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
@@ -341,7 +349,7 @@ def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
 
     Each reader computes it for a leaf, an input, a buffer or a parameter: it outlives its backward, unlike the cached
     graph, and `set_value` and `copy_` do not count as a change (3.3.1). Without gradients activations are leaves, too:
-    their readers share within `single_forward`.
+    their readers share within `SingleForward`.
     """
     forward = None if paddle.is_grad_enabled() else _forward.get()
     if not paddle.in_dynamic_mode() or (x.is_leaf and forward is None):

@@ -17,8 +17,9 @@ import paddle.distributed as dist
 
 from paddle_dp.core.data_group import CommGroups, Group
 from paddle_dp.core.loss import Count
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
-from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange, GradReadyHooks
+from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat

@@ -10,7 +10,7 @@ order, in each update:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol
 import paddle
 
 from paddle_dp.core.loss import Count
-
-NOTHING = nullcontext()
+from paddle_dp.core.precision import NOTHING
 
 
 class GradientExchange:

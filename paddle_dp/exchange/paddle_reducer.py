@@ -11,9 +11,10 @@ from typing import Any
 import paddle
 
 from paddle_dp.core.loss import Count
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import DivergenceError
 from paddle_dp.exchange.buckets import called
-from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
+from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.transport import traffic

@@ -17,8 +17,8 @@ from paddle_dp.core.dropout import Scope, install, number_blocks
 from paddle_dp.core.dropout.uncaught import DrawMonitor, cut_unsaid
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision import MixedPrecision
-from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
+from paddle_dp.core.precision import NOTHING, MixedPrecision
+from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner_checks import LearnerCheck
 from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh import Mesh

@@ -16,8 +16,9 @@ from paddle_dp.core.consistency import Replica
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.optimizer import Clip
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import LossError
-from paddle_dp.exchange.gradient_exchange import NOTHING, ExtraState, GradientExchange, SavedExtraState
+from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
 from paddle_dp.mesh import Mesh
 
 Parameters = Sequence[paddle.Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from paddle_dp.core.precision import shared, single_forward
+from paddle_dp.core.precision import SingleForward, shared
 
 
 class Exchange:
@@ -70,7 +70,7 @@ def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
     buffer = paddle.ones([2])
     for written, read in ((1.0, 2.0), (5.0, 10.0)):
         buffer.set_value(paddle.full([2], written))
-        with paddle.no_grad(), single_forward():
+        with paddle.no_grad(), SingleForward():
             assert shared(buffer, exchange, "a").tolist() == [read] * 2
     buffer.set_value(paddle.zeros([2]))
     assert shared(buffer, exchange, "a").tolist() == [0, 0]
@@ -78,7 +78,7 @@ def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
 
 def test_a_state_that_a_forward_writes_between_two_layers_is_read_anew(exchange) -> None:
     state = paddle.ones([2])
-    with single_forward():
+    with SingleForward():
         for read in (2.0, 4.0, 8.0):
             output = shared(state, exchange, "a")
             assert output.tolist() == [read] * 2
@@ -87,9 +87,9 @@ def test_a_state_that_a_forward_writes_between_two_layers_is_read_anew(exchange)
 
 def test_layers_of_a_forward_without_gradients_take_what_the_first_one_exchanged(exchange) -> None:
     _, learned = made_of_a_leaf()
-    with paddle.no_grad(), single_forward():
+    with paddle.no_grad(), SingleForward():
         x = learned + 1
         for _ in range(3):
-            with single_forward():  # as a copy of the model does
+            with SingleForward():  # as a copy of the model does
                 shared(x, exchange, "a")
     assert exchange.calls == 1

@@ -15,7 +15,8 @@ from paddle_dp.axes.pipeline.schedules import Engine
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.buffers import copies
 from paddle_dp.core.loss import Count, Loss
-from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
+from paddle_dp.core.precision import NOTHING
+from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.runner import BatchRunner, Sums
 from paddle_dp.learner.timeline import PipelineRecorder
 from paddle_dp.mesh.heartbeat import heartbeat
