@@ -18,6 +18,7 @@ import pytest
 from paddle.io import DistributedBatchSampler
 
 from paddle_dp.launch.processes import alive, descendants, kill_all
+from tests.house.command_service import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests/audit/scripts"
@@ -40,14 +41,17 @@ def _takes_interrupts():
 
 def audit(script, *arguments, options=(), folder):
     """The report of one audit as (exit status, JSON)."""
-    process = start(script, *arguments, options=("--json", *options), folder=folder)
-    try:
-        said, complaint = process.communicate(timeout=200)
-    finally:
-        kill_all(lambda: descendants(process.pid))
-        process.kill()
-    assert said, complaint
-    return process.returncode, json.loads(said)
+    done = command("--json", *options, str(script), *arguments, folder=folder)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def command(*words, folder):
+    """Runs `paddle-dp audit`, a fork of the waiting process; all that it starts is new processes."""
+    return subprocess.run(
+        [*command_line(), "audit", *words], cwd=folder, env={**os.environ, "PYTHONPATH": PATH}, text=True,
+        capture_output=True, timeout=200,
+    )  # fmt: skip
 
 
 def found(report, *severities):
@@ -271,10 +275,7 @@ def test_a_script_that_fails_is_told_as_such(tmp_path):
     ],
 )
 def test_usage(words, said, tmp_path):
-    command = [sys.executable, "-m", "paddle_dp", "audit", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": PATH}, capture_output=True, text=True
-    )
+    done = command(*words, folder=tmp_path)
     assert done.returncode == 2 and said in done.stderr and not done.stdout
 
 

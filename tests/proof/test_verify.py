@@ -17,11 +17,12 @@ from paddle_dp.proof import SideRunner, compare_sides
 from paddle_dp.proof.trace_files import key_of
 from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
+from tests.house.command_service import command_line
 from tests.house.forked_commands import run_command
 from tests.jobs import comparisons_in_forks, run_in_forks, verdict_in_forks
 
 RECIPE = """
-model: {{use: convnet, classes: 10, norm: {norm}}}
+model: {{use: convnet, classes: 10, widths: [8, 16], norm: {norm}}}
 dataset: {{use: digits, as_image: true}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: {optimizer}}}
@@ -39,7 +40,7 @@ def recipe(folder: Path, norm: str = "batch", optimizer: str = "momentum", peak:
 
 
 def verify(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paddle_dp", "verify", *words]
+    command = [*command_line(), "verify", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
@@ -197,7 +198,7 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    runner = SideRunner(recipe(folder), ("train.micro_batches=1", "model.widths=[8, 16]"), 2, 2, folder)
+    runner = SideRunner(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
     with comparisons_in_forks():
         many = {fault: runner.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
         return runner.run_reference(list(many.values())), many
