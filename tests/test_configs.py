@@ -19,6 +19,8 @@ RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|digit_pairs|random_\w+)\b", path.read_text())]
 # Their strategies, or losses, have tests of their own in every run; resnet50_random102 is resnet18_random to two steps.
 ALSO_TESTED = {
+    "digits_mlp",  # tests/test_docs.py: as the README shows them
+    "digits_convnet",
     "digits_after",  # tests/exchange/test_exchange_ways.py
     "digits_per_parameter",
     "digits_bfloat16_exchange",
@@ -37,7 +39,7 @@ ALSO_TESTED = {
 }
 SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 50 alone does not
     "resnet18_random": [
-        "train.batch=5", "dataset.shape=[3,32,32]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
+        "train.batch=5", "dataset.shape=[3,8,8]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
         "model.classes=4",
     ],
     "resnet50_random102": [
