@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +14,11 @@ from paddle_dp.errors import RecipeError
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
 from tests.certificate.proven import assert_proven
+from tests.house.command_service import command_line
 from tests.house.forked_commands import run_command, run_script
-from tests.house.programs import ROOT, run_program, run_python, shell_variables
+from tests.house.programs import ROOT, run_program, shell_variables
 from tests.house.runs import events
+from tools import document
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 CHINESE = [page for page in PAGES if page.name.endswith(".zh.md")]
@@ -25,7 +26,6 @@ ENGLISH = sorted({*PAGES} - {*CHINESE, ROOT / "README_zh.md", ROOT / "CHANGELOG.
 # The English page lists every key and every part: tools/document.py writes them, and the Chinese page leads there.
 WITHOUT_LISTS = ROOT / "docs/recipes.zh.md"
 TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
-RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
 PARTS = "docs/add-a-part.md"
 
 
@@ -223,16 +223,21 @@ def test_every_block_of_the_readme_is_covered() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "verify", "audit"])
 def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Path) -> None:
-    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long. The comparison
-    is of two steps, in forks: `train --verify` starts one for real."""
+    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long, the audit of two
+    steps an epoch. The comparison is of two steps, in forks, with fewer channels: `train --verify` starts one for real.
+    """
     shown = {text.split()[2]: text.splitlines() for _, text in blocks("README.md") if text.startswith("$ ")}
     command, *lines = {"train": [f"$ {TRAIN} train.length=1epoch"], **shown}[verb]
     lines = lines or ["SAME: 2 ranks learn what one process learns, to rounding."]
-    words = [*command.split()[2:], *[f"output_dir={tmp_path / 'run'}"] * (verb != "audit")]
+    words = command.split()[2:] + [f"output_dir={tmp_path / 'run'}"] * (verb != "audit")
+    if verb == "audit":
+        words[1:1] = ["--steps", "1"]  # what stands behind the script is the script's
     if verb == "verify":
-        said = run_command([*words, "--steps", "2"], ROOT)
+        said = run_command([*words, "--steps", "2", "model.widths=[8, 16]"], ROOT)
     else:
-        done = run_program(*RUN, *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit"))
+        done = run_program(
+            *command_line(), *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit")
+        )
         said = done.stdout + done.stderr
     printed = [_without_numbers(line) for line in said.splitlines()]
     for line in lines:
@@ -278,7 +283,7 @@ def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
 
 
 def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
-    run_python("tools/document.py", "--check")
+    assert document.main(["--check"]) == 0
 
 
 def _assert_it_learned(printed: str, held_out: int) -> None:
@@ -296,7 +301,7 @@ def test_both_scripts_of_the_readme_run_on_two_ranks(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(line[1:] for line in diff if line[0] in f" {sign}") + "\n")
     run_script(tmp_path / "plain.py")
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    done = run_program(*RUN, "launch", "--ranks", "2", "own.py", folder=tmp_path, env=quiet)
+    done = run_program(*command_line(), "launch", "--ranks", "2", "own.py", folder=tmp_path, env=quiet)
     _assert_it_learned(done.stdout, 360)
 
 
