@@ -19,8 +19,7 @@ RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|digit_pairs|random_\w+)\b", path.read_text())]
 # Their strategies, or losses, have tests of their own in every run; resnet50_random102 is resnet18_random to two steps.
 ALSO_TESTED = {
-    "digits_mlp",  # tests/test_docs.py: as the README shows them
-    "digits_convnet",
+    "digits_mlp",  # tests/test_docs.py: as the README shows it
     "digits_after",  # tests/exchange/test_exchange_ways.py
     "digits_per_parameter",
     "digits_bfloat16_exchange",
