@@ -27,18 +27,8 @@ UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {
 UNCUT_WAY = "per_head"  # leaves all of them whole
 
 
-def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
-    """The sizes of a model that a layout must divide; None if LazyGuard cannot build it: then the ranks check them.
-
-    Raises the UsageError of `build`, such as an annotation that matches no layer.
-    """
-    try:
-        with lazily():
-            model = build()
-    except UsageError:
-        raise
-    except Exception:  # noqa: BLE001 - a model that LazyGuard cannot build may still be built in a rank
-        return None
+def anatomy(model: nn.Layer) -> Anatomy:
+    """The sizes of a model that a layout must divide; the model needs no memory for its weights."""
     blocks = blocks_of(model)
     left = outside(model, blocks) if blocks else []
     parents = list(model.named_sublayers(include_self=True))

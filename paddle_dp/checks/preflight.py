@@ -35,13 +35,12 @@ Built = TypeVar("Built")
 _LONG = 1_000_000  # updates: their number is known with the data set only
 
 
-def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> None:
-    """Raises UsageError for a recipe that no rank of this layout would train. `splits`: a rank may hold a part of the
-    model.
+def preflight_check(recipe: Recipe, layout: Layout, model: nn.Layer | None, splits: bool = False) -> None:
+    """Raises UsageError for a recipe that no rank of this layout would train. `model`: the recipe's, without memory for
+    its weights (`built_without_memory`). `splits`: a rank may hold a part of the model.
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks check.
     """
-    model = built_without_memory(recipe.build_model)
     check_compiles(recipe, layout, model)
     if model is None:
         return

@@ -110,9 +110,9 @@ class StrategyConfig:
         By default, only recipes that no strategy can train are refused. Called before any process starts, and again in
         each process.
         """
-        from paddle_dp.checks.preflight import preflight_check
+        from paddle_dp.checks.preflight import built_without_memory, preflight_check
 
-        preflight_check(recipe, self.layout(ranks))
+        preflight_check(recipe, self.layout(ranks), built_without_memory(recipe.build_model))
 
     def assigned(self, recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
         """Returns the layout and the weights of each rank, at `width` bytes per exchanged number, where a forward of

@@ -15,6 +15,8 @@ from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
+    from paddle import nn
+
     from paddle_dp.axes.sharding.zero import Zero
     from paddle_dp.core.placement import Placements
     from paddle_dp.learner import Learner, Task
@@ -140,26 +142,28 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
-        from paddle_dp.checks.preflight import preflight_check
+        from paddle_dp.checks.preflight import built_without_memory, preflight_check
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
 
-        shape = self.shape(recipe)
+        model = built_without_memory(recipe.build_model)
+        shape = self.shape(recipe, model)
         reason = refusal(self.layout(ranks).degrees, shape, ranks)
         tied = shape.anatomy is None and bool(getattr(recipe.model.config, "tied", False))
         reason = reason or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if reason:
             raise UsageError(reason)
-        preflight_check(recipe, self.layout(ranks), splits=ranks > 1)
+        preflight_check(recipe, self.layout(ranks), model, splits=ranks > 1)
 
-    def shape(self, recipe: Recipe) -> Shape:
-        """The sizes that a layout of the recipe must divide; builds the model without allocating its weights."""
+    def shape(self, recipe: Recipe, model: nn.Layer | None) -> Shape:
+        """The sizes that a layout of the recipe must divide. `model`: the recipe's; None if it cannot be built without
+        memory for its weights: then the ranks check its sizes."""
         from paddle_dp.axes.meta_init import anatomy
         from paddle_dp.core.loss import as_loss
         from paddle_dp.plan import Shape
 
-        model, train = recipe.model, recipe.train
-        shape = Shape.from_config(model.config, train.batch, train.micro_batches, anatomy(recipe.build_model))
+        train, sizes = recipe.train, None if model is None else anatomy(model)
+        shape = Shape.from_config(recipe.model.config, train.batch, train.micro_batches, sizes)
         splits_outputs = recipe.loss is not None and as_loss(recipe.loss.build()).splits_outputs
         shape = replace(
             shape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -76,10 +77,9 @@ def blocks_of(recipe: Recipe) -> Blocks:
 
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on `ranks` ranks. Raises UsageError if it cannot run."""
-    precision = recipe.train.precision
-    device = _device(recipe, ranks)
-    for component in (recipe.strategy, *recipe.callbacks):
-        component.refuse(recipe, ranks, device)
+    precision, device = recipe.train.precision, _device(recipe, ranks)
+    for callback in recipe.callbacks:
+        callback.refuse(recipe, ranks, device)
     widths = Widths.for_states(
         states_of(recipe),
         low=precision.level == "O2" and precision.is_low and device != "cpu",
@@ -90,13 +90,14 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
 
 
 def _device(recipe: Recipe, ranks: int) -> str:
-    """The device of the layout: `train.device: auto` is an accelerator, except with a strategy for CPUs only."""
+    """The device that the strategy runs on: of `auto` an accelerator, if it can. Raises UsageError if it cannot run."""
     if recipe.train.device == "auto":
-        try:
+        with suppress(UsageError):
             recipe.strategy.refuse(recipe, ranks, "gpu")
-        except UsageError:
-            return "cpu"
-    return "cpu" if recipe.train.device == "cpu" else "gpu"
+            return "gpu"
+    device = "cpu" if recipe.train.device in ("cpu", "auto") else "gpu"
+    recipe.strategy.refuse(recipe, ranks, device)
+    return device
 
 
 def order_of(layout: Layout, micro_batches: int) -> WorkOrder:
@@ -187,8 +188,7 @@ def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None
             depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length,
             tables=2, kv_heads=getattr(config, "kv_heads", config.heads), hidden=4 * config.width, matrices=2,
         )  # fmt: skip
-    try:
+    with suppress(UsageError):
         traced = traced_recipe(recipe)
-    except UsageError:
-        return None
-    return traced if traced.blocks == len(blocks) else None
+        return traced if traced.blocks == len(blocks) else None
+    return None

@@ -166,7 +166,7 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
     ):
         raise not_planned(recipe, sizes)
     planned = traced_recipe(recipe) if isinstance(sizes, str) else sizes
-    shape: Shape = as_hybrid.strategy.config.shape(as_hybrid)
+    shape: Shape = as_hybrid.strategy.config.shape(as_hybrid, model)
     tied = bool(getattr(recipe.model.config, "tied", False))
     flops = getattr(recipe.optimizer.config, "update_flops", None)
     if flops is not None:

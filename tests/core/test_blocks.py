@@ -54,7 +54,7 @@ def test_a_sequence_is_its_children_used_twice_or_not():
     first, second, third, fourth = blocks_of(model)
     assert first is model[0] and second[0] is shared and third is model[2] and fourth[0] is shared
     assert second is not fourth
-    assert anatomy(lambda: model).tied == ((1, 3),) and anatomy(lambda: model).blocks == 4
+    assert anatomy(model).tied == ((1, 3),) and anatomy(model).blocks == 4
 
 
 @pytest.mark.parametrize("value", [3, "many", None])

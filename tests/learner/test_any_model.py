@@ -124,7 +124,7 @@ def check(ranks, cases, allowed=1e-6):  # a ResNet makes 1e-16 a thousand millio
 
 def proposed(name, ranks):
     """The layouts that a refusal would call legal for one of the models."""
-    shape = Shape(length=6, batch=BATCH, micro_batches=2, anatomy=anatomy(MODELS[name]))
+    shape = Shape(length=6, batch=BATCH, micro_batches=2, anatomy=anatomy(MODELS[name]()))
     return [[name, degrees.as_dict()] for degrees in legal_layouts(shape, ranks)]
 
 

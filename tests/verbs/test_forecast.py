@@ -7,7 +7,7 @@ import pytest
 from paddle_dp.axes import meta_init
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.plan.bound import Compute, Wire
-from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.units import LinkSpeed
 from paddle_dp.verbs.check_screen import forecast
 from paddle_dp.verbs.forecast import between, layout_of
@@ -116,6 +116,16 @@ def test_a_rank_of_cut_convolutions_is_built_with_the_parameters_that_were_compu
         "resnet18_random", 2, 1, "strategy.use=hybrid", "strategy.tensor=2", "model.small_images=true"
     )
     assert lines[1].startswith("rank 1 (tensor 1) holds 5,") and lines[-1].startswith("built: 5,")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_layout_is_checked_with_one_build_of_the_model(monkeypatch, device):
+    """It was built four times under hybrid with train.device=auto: each takes seconds for a large model."""
+    recipe, built = read_recipe(CONFIGS / "gpt_tensor2_pipeline2_data2.yaml", [f"train.device={device}"]), []
+    build = Recipe.build_model
+    monkeypatch.setattr(Recipe, "build_model", lambda recipe: built.append(recipe) or build(recipe))
+    layout_of(recipe, 8)
+    assert len(built) == 1
 
 
 def test_a_strategy_without_degrees_is_data_alone():

@@ -168,12 +168,13 @@ class Config(StrategyConfig):
                 "train.compile: a program is traced and tried before servers have dealt the parameters: use "
                 "data_parallel or single, or train.compile=false."
             )
-        preflight_check(recipe, self.layout(ranks), splits=True)
+        model = built_without_memory(recipe.build_model)
+        preflight_check(recipe, self.layout(ranks), model, splits=True)
         if self.pulls == "rows":
             from paddle_dp.strategies.parameter_server.rows import row_layers
 
             self._check_rows(device if requested == "auto" else requested)
-            if (model := built_without_memory(recipe.build_model)) is not None:
+            if model is not None:
                 row_layers(model)
 
     def _refuse_waiting(self, recipe: Recipe) -> None:
