@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -71,7 +72,7 @@ class Degrees:
             return " × ".join(f"{axis} {self[axis]}" for axis in self.split_axes) or "one process"
         return f"{plural(self.servers, 'server')}, {self.readers}"
 
-    @property
+    @cached_property
     def split_axes(self) -> tuple[str, ...]:
         """The axes with more than one rank, outermost first."""
         return tuple(axis for axis in AXES if self[axis] > 1)
