@@ -6,13 +6,12 @@ import inspect
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from paddle_dp.cli import app
+from paddle_dp.cli.app import command
 from paddle_dp.errors import RecipeError
 from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.config import fields_of
@@ -90,8 +89,7 @@ def keys() -> set[str]:
 
 def commands() -> dict[str, set[str]]:
     """The options of each command."""
-    group: Any = typer.main.get_command(app)
-    return {verb: {o for p in command.params for o in p.opts} for verb, command in group.commands.items()}
+    return {verb: {o for p in each.params for o in p.opts} for verb, each in command().commands.items()}
 
 
 def key_of(word: str) -> str:

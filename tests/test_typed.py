@@ -11,12 +11,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from paddle_dp.cli.app import app, with_resume_value
+from paddle_dp.cli.app import command, with_resume_value
 from paddle_dp.part.shelf import shipped
 from paddle_dp.recipe import read_recipe
 
@@ -56,7 +54,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield words[:end]
 
 
-GROUP: Any = typer.main.get_command(app)
+GROUP = command()
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 
 

@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Annotated
 
 import typer
@@ -64,6 +65,7 @@ app = typer.Typer(
 FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
     app.command(cls=Verb, context_settings=FOREIGN if verb in (audit, launch) else None)(verb)
+command = cache(partial(typer.main.get_command, app))  # Typer reads the verbs' signatures for 0.1 seconds
 
 
 def _version(requested: bool) -> None:
@@ -85,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
     open_standard_files()
     try:
-        app(args=with_resume_value(sys.argv[1:] if arguments is None else arguments), prog_name="paddle-dp")
+        command()(
+            args=with_resume_value(sys.argv[1:] if arguments is None else arguments), prog_name="paddle-dp"
+        )
     except PaddleDPError as error:
         _leave(error)
     except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from paddle_dp.cli.app import VERBS, app
+from paddle_dp.cli.app import VERBS, command
 from paddle_dp.cli.help import WIDEST, Verb, Verbs, paragraphs
 
 NAMES = ("", *(verb.__name__ for verb in VERBS))
@@ -38,13 +38,10 @@ def test_a_page_fills_the_terminal_and_is_never_broken_by_hand(
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
 def test_every_argument_and_option_says_what_it_is(verb: Callable[..., None]) -> None:
-    from typer.main import get_command
-
-    commands = get_command(app)
-    assert isinstance(commands, Verbs)
-    command = commands.commands[verb.__name__]
-    assert isinstance(command, Verb)
-    for each in command.params:
+    assert isinstance(command(), Verbs)
+    page = command().commands[verb.__name__]
+    assert isinstance(page, Verb)
+    for each in page.params:
         assert each.help and each.help.endswith((".", ")", "=64", "…")), each.name
         assert each.metavar or each.is_flag, f"{each.name} has no word for its value"
 
