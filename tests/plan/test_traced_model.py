@@ -96,25 +96,29 @@ def test_kernels_that_move_bytes_take_half_as_much_again_in_backward() -> None:
     assert waits == pytest.approx(launches - 200 * SHEET.gap, rel=0.01)
 
 
+@pytest.fixture(scope="module")
+def traced_gpt() -> TracedModel:
+    return traced_model(find("models", "gpt")(**GPT).build, [((GPT["length"],), "int64")])
+
+
 @pytest.mark.parametrize("low", [True, False])
 @pytest.mark.parametrize(
     "degrees", [{"data": 2}, {"data": 2, "pipeline": 2}, {"data": 1, "sharding": 4}, {"data": 1}]
 )
 @pytest.mark.parametrize("recompute", [NONE, FULL])
 def test_a_gpt_takes_the_same_time_by_its_operators_and_by_its_settings(
-    low: bool, degrees: dict[str, int], recompute: Recompute
+    low: bool, degrees: dict[str, int], recompute: Recompute, traced_gpt: TracedModel
 ) -> None:
     """Two countings that share nothing but the roofline and the links: by 5 % at most."""
-    model = traced_model(find("models", "gpt")(**GPT).build, [((GPT["length"],), "int64")])
     settings = {name: GPT[name] for name in ("depth", "width", "heads", "vocab", "length")}
     sizes = Transformer(kv_heads=16, hidden=4096, matrices=2, tables=2, **settings)
     numerics = Numerics(low=low, widths=Widths.for_states(2, low=low), flash=False)
     layout = choice(4, 4, recompute, **degrees)
     by_settings = step_time(workload_of(sizes, [layout], A100, numerics)).seconds[0]
-    by_operators = traced_step_time(model, [layout], A100, numerics, SHEET).seconds[0]
+    by_operators = traced_step_time(traced_gpt, [layout], A100, numerics, SHEET).seconds[0]
     assert by_operators == pytest.approx(by_settings, rel=0.05)
     flops = workload_of(sizes, [layout], A100, numerics).flops[0] / (16 * Degrees(**degrees).dp_size)
-    assert model.flops == pytest.approx(flops, rel=0.01)
+    assert traced_gpt.flops == pytest.approx(flops, rel=0.01)
 
 
 def test_norms_over_all_ranks_move_more_and_exchange() -> None:
