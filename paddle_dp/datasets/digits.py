@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class Config:
         return large.repeat(self.channels, axis=1)
 
 
+@cache
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Pixels float32 [1797, 64] in 0..1 and digits int64 [1797], from scikit-learn's file.
 

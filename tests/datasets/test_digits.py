@@ -33,6 +33,14 @@ def test_the_split_is_decided_by_its_settings_alone():
     assert len(Config(held_out=0.5).build("train")) == 898
 
 
+def test_the_file_is_read_once_and_a_changed_data_set_changes_no_other(monkeypatch):
+    first = Config().build("train")
+    before = first.inputs.copy()
+    first.inputs[:], first.targets[:] = 0, 0
+    monkeypatch.setattr("gzip.open", None)
+    assert (Config().build("train").inputs == before).all() and Config().build("train").targets.max() == 9
+
+
 def test_shapes_and_types():
     flat, image = Config().build("train"), Config(as_image=True).build("train")
     assert flat[0][0].shape == (64,) and image[0][0].shape == (1, 8, 8)
