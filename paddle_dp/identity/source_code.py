@@ -39,7 +39,7 @@ def module_code() -> dict[str, str]:
         file = str(getattr(module, "__file__", None))
         if module is main or name in _PYTHON_MODULES or is_library(name) or not file.endswith(".py"):
             continue
-        if not _INSTALLED & {*Path(file).parts} and (crc := _module_crc(file, os.path.getmtime(file))):
+        if _INSTALLED.isdisjoint(file.split(os.sep)) and (crc := _module_crc(file, os.path.getmtime(file))):
             checksums[f"{MODULE_PREFIX}{name}"] = crc
     return checksums
 
