@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.axes.meta_init import anatomy
+from paddle_dp.checks.preflight import built_without_memory
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.waiting import WaitingRanks
@@ -148,8 +149,9 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
-    seen = anatomy(recipe.model.build)
-    shape = Shape.from_config(recipe.model.config, recipe.train.batch, recipe.train.micro_batches, seen)
+    model = built_without_memory(recipe.build_model)
+    sizes = None if model is None else anatomy(model)
+    shape = Shape.from_config(recipe.model.config, recipe.train.batch, recipe.train.micro_batches, sizes)
     shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
