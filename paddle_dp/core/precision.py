@@ -327,7 +327,7 @@ _forward: ContextVar[object | None] = ContextVar("forward", default=None)  # the
 class SingleForward:
     """Wraps a model's forward. Without gradients nothing in it may write a tensor between two layers that read it.
 
-    Every step enters it, and a generator's context would take three times as long.
+    Every step enters it, and a generator's context would take 2.0 µs instead of 0.6.
     """
 
     def __enter__(self) -> None:
