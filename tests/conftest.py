@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -74,6 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("processes")
     place = {str(ROOT / "tests" / name): number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(str(item.path), len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that is imported until now is garbage: a collection would look at a million objects each time, and
+    copy their pages in each fork."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
