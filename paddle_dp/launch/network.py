@@ -43,7 +43,8 @@ def meet(
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
-        address = _address_of_this_machine() or address
+        with suppress(OSError):  # no route to other networks
+            address = _route_from("192.0.2.1", 9)  # for documentation only (RFC 5737)
     if host != address and _is_loopback(address):
         raise UsageError(
             f"--master {master}: {host} is {address} here, which other nodes cannot reach. Give its number."
@@ -85,14 +86,6 @@ def _address(
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
-
-
-def _address_of_this_machine() -> str | None:
-    """Returns the address from which the kernel would reach other networks; None without a route."""
-    try:
-        return _route_from("192.0.2.1", 9)  # for documentation only (RFC 5737)
-    except OSError:
-        return None
 
 
 def _route_from(address: str, port: int) -> str:

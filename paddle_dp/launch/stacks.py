@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paddle_dp.launch.processes import descendants, send
@@ -105,8 +106,5 @@ def _read(attempt: Path, rank: int) -> str:
 
 
 def _note(attempt: Path, rank: int, line: str) -> None:
-    try:
-        with stack_file(attempt, rank).open("a") as file:
-            file.write(line)
-    except OSError:
-        return
+    with suppress(OSError), stack_file(attempt, rank).open("a") as file:
+        file.write(line)

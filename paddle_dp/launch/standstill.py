@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -240,7 +240,9 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
 
     C code that holds the interpreter stops this thread, too, and is not found. A rank in a debugger may stand still.
     """
-    board = None if limits is None else _board()
+    board = None
+    with suppress(OSError):  # not Linux
+        board = None if limits is None else StatusTable(1)
     if limits is None or board is None:
         yield
         return
@@ -275,13 +277,6 @@ def in_debugger(thread: int) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _board() -> StatusTable | None:
-    try:
-        return StatusTable(1)
-    except OSError:  # not Linux
-        return None
 
 
 def _failure(message: str, attempt: Path) -> Failure:

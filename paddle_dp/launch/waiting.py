@@ -200,11 +200,9 @@ def _answer(waiting: Popen[bytes]) -> int:
 
 def _write(waiting: Popen[bytes], line: bytes) -> None:
     assert waiting.stdin is not None
-    try:
+    with suppress(BrokenPipeError):  # it has ended, as `poll` reports
         waiting.stdin.write(line)
         waiting.stdin.flush()
-    except BrokenPipeError:  # it has ended, as `poll` reports
-        pass
 
 
 class PreparedLauncher:

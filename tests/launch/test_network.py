@@ -34,7 +34,7 @@ def test_a_name_becomes_a_number(monkeypatch):
 def test_node_0_may_be_given_its_own_name(monkeypatch):
     """Debian gives a machine's own name the number 127.0.1.1: there node 0 takes the one that faces the others."""
     monkeypatch.setattr(socket, "gethostbyname", {"node0": "127.0.1.1"}.__getitem__)
-    monkeypatch.setattr(network, "_address_of_this_machine", lambda: "127.0.0.1")  # stands for 10.0.0.7,
+    monkeypatch.setattr(network, "_route_from", lambda *_: "127.0.0.1")  # stands for 10.0.0.7,
     monkeypatch.setattr(network, "_is_loopback", "127.0.1.1".__eq__)  # which is no loopback address
     meeting = meet("node0:9701", is_first=True)
     assert (meeting.master, meeting.host) == ("127.0.0.1:9701", "127.0.0.1")
