@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.callbacks import _watched
+from paddle_dp.callbacks import _evaluated_number
 from paddle_dp.checkpoint import BackgroundSave, HostMemory, NotWrittenError
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -95,7 +95,7 @@ class CheckpointCallback(Callback):
 
     def refuse(self, moment: Moment) -> None:
         if self.config.best:
-            _watched.refuse_unknown(self.config.best, moment, "checkpoint.best")
+            _evaluated_number.refuse_unknown(self.config.best, moment, "checkpoint.best")
 
     def start(self, moment: Moment) -> None:
         resumed = self.run.resumed
@@ -119,8 +119,8 @@ class CheckpointCallback(Callback):
         # A model with a loss that is not finite is never the best, even with a better accuracy.
         if name is None or evaluation.not_finite:
             return
-        value = _watched.read(name, evaluation, "checkpoint.best")
-        if _watched.better(name, value, than=self._best):
+        value = _evaluated_number.read(name, evaluation, "checkpoint.best")
+        if _evaluated_number.better(name, value, than=self._best):
             before, self._best = self._best, value
             self._save(moment, {**evaluation.numbers, _SAMPLE_COUNT: evaluation.samples}, before)
 

@@ -208,7 +208,7 @@ class Console(Callback):
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
     def measured(self, moment: Moment, measured: StepMeasurement) -> None:
-        if measured.watched:
+        if measured.is_shown:
             for line in measured.report():
                 self._print_line(line)
         elif starvation := measured.starvation():

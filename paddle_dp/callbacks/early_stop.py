@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.callbacks import _watched
+from paddle_dp.callbacks import _evaluated_number
 from paddle_dp.callbacks._files import Files
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Positive, Rate
@@ -38,7 +38,7 @@ class EarlyStop(Callback):
         self.history: list[list[float]] = []
 
     def refuse(self, moment: Moment) -> None:
-        _watched.refuse_unknown(self.config.watch, moment, "early_stop.watch")
+        _evaluated_number.refuse_unknown(self.config.watch, moment, "early_stop.watch")
 
     def start(self, moment: Moment) -> None:
         saved = self._read() if self.run.mesh.is_main else []
@@ -47,7 +47,7 @@ class EarlyStop(Callback):
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         step = moment.progress.step
-        value = _watched.read(self.config.watch, evaluation, "early_stop.watch")
+        value = _evaluated_number.read(self.config.watch, evaluation, "early_stop.watch")
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
         if self.run.mesh.is_main:
             content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
@@ -62,7 +62,9 @@ class EarlyStop(Callback):
         """The best evaluation so far, [step, value], and the number of evaluations since."""
         best, waited = self.history[0], 0
         for row in self.history:
-            if row is best or _watched.better(self.config.watch, row[1], than=best[1], by=self.config.by):
+            if row is best or _evaluated_number.better(
+                self.config.watch, row[1], than=best[1], by=self.config.by
+            ):
                 best, waited = row, 0
             else:
                 waited += 1

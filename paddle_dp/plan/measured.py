@@ -30,13 +30,13 @@ _WIDTHS = (7, 8, 9, 9, 7, 11, 7, 10, 6)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The times of the steps `first` to `last` on every rank. `watched`: the screen shows the whole report."""
+    """The times of the steps `first` to `last` on every rank. `is_shown`: the screen shows the whole report."""
 
     first: int
     last: int
     rank_times: list[RankTimes]
     facts: Facts
-    watched: bool = False
+    is_shown: bool = False
 
     def as_fields(self) -> dict[str, Any]:
         """The fields of a line of metrics.jsonl."""

@@ -105,7 +105,7 @@ class StepMeasurement(Protocol):
     """Where the time of some steps went, on every rank (docs/why-slow.md)."""
 
     @property
-    def watched(self) -> bool:
+    def is_shown(self) -> bool:
         """Whether the user asked to see the report (`train --why`)."""
         ...
 

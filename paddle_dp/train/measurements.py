@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 AFTER = 10  # steps before the first measurement: the first ones are slower
 STEPS = 20  # steps of a measurement
 RARER = 10  # the next one begins after this many times as many steps
-OFTEN = 50  # steps until the next one, with `watched`
+OFTEN = 50  # steps until the next one, where `is_shown`
 PIECE = 32 << 20  # bytes of gradients that are exchanged to time it
 
 
 class Measurements(StepHook):
-    """Decides which steps are measured, and measures them. `watched`: the user sees each one (`train --why`)."""
+    """Decides which steps are measured, and measures them. `is_shown`: the user sees each one (`train --why`)."""
 
     phase = Phase.MEASURE
 
     def __init__(self, training: TrainingState):
-        self._training, self.watched = training, False
+        self._training, self.is_shown = training, False
         self.learner, self.loader, self.run = training.learner, training.loader, training.run
         self.mesh: Mesh = training.mesh
         self.stragglers: Stragglers | None = None
@@ -62,7 +62,7 @@ class Measurements(StepHook):
 
     def watch(self) -> None:
         """Shows the user each measurement from now on, or says why there is none."""
-        self.watched = True
+        self.is_shown = True
         if self.learner.worker is not None and self.mesh.is_main:
             print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
 
@@ -132,14 +132,14 @@ class Measurements(StepHook):
         inside = any(computes for *_, computes in tape.waits)  # the same on every rank
         with heartbeat.within("callbacks", "measuring a step"):
             row["alone"] = self._exchange_alone() if inside else 0.0
-            row["bare"] = self._bare_backward(batch) if self.watched and inside else None
+            row["bare"] = self._bare_backward(batch) if self.is_shown and inside else None
             rows = self.mesh.gather(row)
         components = attribute(rows)
         sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.exchange.counts_bytes else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
-        self._due_at(step + OFTEN if self.watched else rarer)
+        self._due_at(step + OFTEN if self.is_shown else rarer)
         facts = self._facts(sent)
-        return Measured(first=first, last=step, rank_times=components, facts=facts, watched=self.watched)
+        return Measured(first=first, last=step, rank_times=components, facts=facts, is_shown=self.is_shown)
 
     def _new_tape(self) -> Tape:
         return Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)

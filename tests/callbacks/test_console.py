@@ -179,9 +179,9 @@ def test_plain_lines_tell_the_whole_story(
     ]
 
 
-@pytest.mark.parametrize("watched", [False, True])
-def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_where_it_is_watched(
-    run: Run, at: At, capsys: Capture, watched: bool
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_where_it_is_shown(
+    run: Run, at: At, capsys: Capture, is_shown: bool
 ) -> None:
     part = RankTimes(rank=0, host="a", step=0.1, data=0.082, forward=0.018, reading_on_core=0.0)
     facts = Facts(batch=8, degrees={}, cores=4)
@@ -189,10 +189,10 @@ def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_wh
     console.start(at("start", 0))
     capsys.readouterr()
     console.measured(
-        at("measured", 15), Measured(first=11, last=30, rank_times=[part], facts=facts, watched=watched)
+        at("measured", 15), Measured(first=11, last=30, rank_times=[part], facts=facts, is_shown=is_shown)
     )
     told = capsys.readouterr().out
-    if not watched:
+    if not is_shown:
         assert told == (
             "82% of the time waits for data: loader.num_workers=5 would do (0 now; 100 ms → 18 ms a step)\n"
         )

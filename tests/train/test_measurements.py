@@ -144,7 +144,7 @@ def train(
         train=Samples(reading), batch=batch, length=f"{steps} steps", folder=folder,
         strategy=strategy, loader={"num_workers": workers}, callbacks=[Nap(calling, every), watch],
     )  # fmt: skip
-    trainer.measurements.watched = True
+    trainer.measurements.is_shown = True
     with slow_link(link):
         trainer.fit()
     assert heartbeat.tape is None

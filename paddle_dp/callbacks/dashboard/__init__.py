@@ -225,15 +225,15 @@ class RankCurves:
         from paddle_dp.gloo import stopwatch  # imports paddle, which reading a recipe must not
 
         self.mesh = mesh
-        self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
-        self._axes = stopwatch.axes_timed(mesh.axes) if self._watch else []
+        self._stopwatch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
+        self._axes = stopwatch.axes_timed(mesh.axes) if self._stopwatch else []
         self._began = time.perf_counter()
 
     def begin(self) -> None:
         """Restarts the measured interval, after evaluating or saving."""
         self._began = time.perf_counter()
-        if self._watch:
-            self._watch.read()
+        if self._stopwatch:
+            self._stopwatch.read()
 
     def read(self) -> dict[str, float]:
         """The curves of all ranks since the last reading; restarts the interval. Collective."""
@@ -242,7 +242,7 @@ class RankCurves:
         import paddle
 
         seconds = time.perf_counter() - self._began
-        spent = self._watch.read() if self._watch else {}
+        spent = self._stopwatch.read() if self._stopwatch else {}
         local = [
             peak_memory(self.mesh.device) / 2**20,
             *(spent.get(axis, 0.0) / seconds for axis in self._axes),
