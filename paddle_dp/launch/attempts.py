@@ -24,10 +24,10 @@ from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.launch.rank_launcher import RankLauncher
+from paddle_dp.launch.rank_monitor import Launcher, PreparedRanks
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.sizes import LOOK
 from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, Outcome, Supervision, board_of
-from paddle_dp.launch.watch import Launcher, PreparedRanks
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
 
@@ -133,7 +133,7 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited) | {STARTED: repr(started)}
     screen = _screen(plan, variables)
-    outcome, supervision = watched(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
+    outcome, supervision = supervise(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
     result = AttemptResult(
         attempt=attempt, status=outcome.status, signal=outside.signals.name, began=point.step,
         step=max(supervision.steps.values(), default=point.step),
@@ -148,7 +148,7 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     return result
 
 
-def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
+def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan: Plan,
     attempt: Path,
     command: Sequence[str],
@@ -197,7 +197,7 @@ def run_command(
     """
     with recorded_signals() as signals:
         outside = ExternalEvents(signals=signals, must_end=must_end)
-        outcome, _ = watched(plan, folder, command, variables, outside)
+        outcome, _ = supervise(plan, folder, command, variables, outside)
     if signals.number:
         raise EndedError(signals.number)
     return outcome

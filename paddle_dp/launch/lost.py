@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, read_all
-from paddle_dp.launch.watch import Departure, RankMonitor
+from paddle_dp.launch.rank_monitor import Departure, RankMonitor
 from paddle_dp.mesh.heartbeat import RankStatus
 
 
@@ -20,20 +20,20 @@ class LostRanks:
 
     def __init__(
         self,
-        watch: RankMonitor,
+        monitor: RankMonitor,
         beat: Callable[[int], RankStatus | None],
         is_multi_node: bool,
         notify_nodes: Callable[[str], None],
     ):
-        self._watch, self._beat = watch, beat
+        self._monitor, self._beat = monitor, beat
         self._multi_node, self._notify_nodes = is_multi_node, notify_nodes
         self._reported: dict[int, str] = {}
 
     def now(self) -> set[int]:
         """Returns the ranks lost so far; empty if no expendable rank of the only node remains."""
-        departures = self._watch.departures
+        departures = self._monitor.departures
         gone = {rank for rank, departure in departures.items() if self._is_lost(departure)}
-        there = [rank for rank in self._watch.pids if rank not in departures or self._is_done(rank)]
+        there = [rank for rank in self._monitor.pids if rank not in departures or self._is_done(rank)]
         remaining = [rank for rank in there if rank not in gone]
         return gone if self._multi_node or any(self._is_expendable(rank) for rank in remaining) else set()
 
@@ -63,9 +63,9 @@ class LostRanks:
         """True if a rank that has written its failure is lost, or will be as soon as its process has ended."""
         if rank in lost:
             return True
-        if rank in self._watch.departures or not self._is_expendable(rank):
+        if rank in self._monitor.departures or not self._is_expendable(rank):
             return False
-        others = self._watch.pids.keys() - self._watch.departures.keys() - {rank}
+        others = self._monitor.pids.keys() - self._monitor.departures.keys() - {rank}
         return self._multi_node or any(map(self._is_expendable, others))
 
     def _is_lost(self, departure: Departure) -> bool:

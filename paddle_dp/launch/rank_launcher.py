@@ -19,7 +19,7 @@ from paddle_dp.launch.waiting import launched
 
 
 class RankLauncher:
-    """Launcher of this node's ranks, for the supervisor; `watch.Launcher` has the same interface for Paddle's."""
+    """The starter of this node's ranks, for the supervisor, as `rank_monitor.Launcher` is Paddle's."""
 
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]

@@ -20,13 +20,13 @@ from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
 from paddle_dp.launch.processes import ignore_end_signals
+from paddle_dp.launch.rank_monitor import PreparedRanks
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import ElasticSize
 from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
 from paddle_dp.launch.waiting import PreparedLauncher, Spares, WaitingRanks
-from paddle_dp.launch.watch import PreparedRanks
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe

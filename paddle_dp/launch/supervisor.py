@@ -17,8 +17,8 @@ from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
 from paddle_dp.launch.processes import REPEATED, Signals, is_stopped, kill_all, marked, send
+from paddle_dp.launch.rank_monitor import Departure, RankMonitor, Started
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
-from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED
 
@@ -102,13 +102,13 @@ class Supervision:
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits, plan.nodes)
         self.standstill: Standstill | None = None
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
-        self.watch = RankMonitor(process.ranks)
+        self.monitor = RankMonitor(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.numbers.start
         self._reported_departures = False
         self._stop_requested = False  # the ranks have a signal after which they stop in good order
         self._shown = 0  # bytes of the first rank's log that are on the screen
-        self.lost = LostRanks(self.watch, self._beat, plan.nodes > 1, outside.notify_nodes)
+        self.lost = LostRanks(self.monitor, self._beat, plan.nodes > 1, outside.notify_nodes)
 
     def wait(self, follower: logs.Follower) -> Outcome:
         """Returns how the job has ended. Afterwards none of its processes is left."""
@@ -141,12 +141,12 @@ class Supervision:
             if not self._stop_requested and (line := self._stop_line()) and self._stops():
                 self._stop_requested = True
                 if not self._are_stopping():  # they inform other nodes' ranks
-                    send(self.watch.living, signals.number or signal.SIGUSR1)
+                    send(self.monitor.living, signals.number or signal.SIGUSR1)
                 write(line)
             if self._ends_at_once(signals.times):
                 return
             follower.follow(written)  # the size from before the check: nothing printed after a failure
-            self.watch.rest(INTERVAL)
+            self.monitor.rest(INTERVAL)
             written = follower.size
 
     def _ends_at_once(self, times: int) -> bool:
@@ -156,18 +156,18 @@ class Supervision:
 
     def _over(self) -> bool:
         """True if all ranks ended well, the launcher is gone, a rank failed or stands still, or the job must end."""
-        self.watch.look()
+        self.monitor.look()
         self.kernel.look(time.monotonic())
         self._report_departures(time.time())
         lost = self.lost.now()
         self.lost.tell(self._failure_of)
         early = self._left_early()
-        well = self.watch.all_well(self.plan.ranks, lost) and not early
+        well = self.monitor.all_well(self.plan.ranks, lost) and not early
         # A launcher of several nodes may have to answer other nodes' launchers; a stopped one does not, and never ends.
         return (
             (well and (self.plan.nodes == 1 or is_stopped(self.process.pid)))
             or self.process.poll() is not None
-            or any(departure.rank not in lost for departure in self.watch.failed)
+            or any(departure.rank not in lost for departure in self.monitor.failed)
             or bool(self.lost.written(self.attempt))
             or bool(early)
             or self.outside.must_end()
@@ -177,20 +177,20 @@ class Supervision:
     def _failure_of(self, rank: int) -> Failure:
         """Returns the failure of a rank that has ended."""
         written = {failure.rank: failure for failure in read_all(self.attempt)}
-        return written.get(rank) or self._departure_failure(self.watch.departures[rank])
+        return written.get(rank) or self._departure_failure(self.monitor.departures[rank])
 
     def _report_departures(self, now: float) -> None:
         """Prints once which ranks of a script have ended well while others have continued for long.
 
         The others may wait for them for ever, or not: the supervisor cannot tell.
         """
-        ended_well = [d for d in self.watch.departures.values() if not d.failed]
+        ended_well = [d for d in self.monitor.departures.values() if not d.failed]
         gone = [departure.rank for departure in ended_well if now > departure.time + ALONE]
-        if self._reported_departures or not gone or not self.plan.job.script or not self.watch.living:
+        if self._reported_departures or not gone or not self.plan.job.script or not self.monitor.living:
             return
         self._reported_departures = True
         left = ", ".join(str(rank) for rank in sorted(gone))
-        on = ", ".join(str(rank) for rank in sorted(self.watch.pids) if rank not in self.watch.departures)
+        on = ", ".join(str(rank) for rank in sorted(self.monitor.pids) if rank not in self.monitor.departures)
         write(
             f"rank {left} has ended with exit status 0, and rank {on} has gone on for {ALONE:.0f} s without it. If it "
             "waits for that one, it waits for ever: end the job by Ctrl-C."
@@ -215,7 +215,7 @@ class Supervision:
     def _stands(self) -> bool:
         """True if no rank of this node has given a sign of life for too long."""
         if self.standing is not None:
-            pids = self.watch.pids
+            pids = self.monitor.pids
             stopped = [rank for rank in self.beats if rank in pids and is_stopped(pids[rank])]
             self.standstill = self.standing.look(self.beats, time.monotonic(), stopped)
         return self.standstill is not None
@@ -223,7 +223,7 @@ class Supervision:
     @property
     def beats(self) -> dict[int, RankStatus | None]:
         """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
-        return {rank: self._beat(rank) for rank in self.plan.numbers if rank not in self.watch.departures}
+        return {rank: self._beat(rank) for rank in self.plan.numbers if rank not in self.monitor.departures}
 
     def _beat(self, rank: int) -> RankStatus | None:
         """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
@@ -240,14 +240,14 @@ class Supervision:
     def _await_ranks(self, times: int, seconds: float) -> None:
         """Returns when no rank lives, at a signal after the first `times`, or after `seconds`."""
         end = time.monotonic() + seconds
-        while self.watch.living and self.outside.signals.times == times and time.monotonic() < end:
-            self.watch.rest(INTERVAL)
-            self.watch.look()
+        while self.monitor.living and self.outside.signals.times == times and time.monotonic() < end:
+            self.monitor.rest(INTERVAL)
+            self.monitor.look()
 
     def _settle(self) -> float:
         """Returns the seconds that other ranks have for writing their failures. A killed rank is the cause, whatever
         they write afterwards, and where the job starts again each second of theirs is one without a training."""
-        killed = any(departure.code == -signal.SIGKILL for departure in self.watch.failed)
+        killed = any(departure.code == -signal.SIGKILL for departure in self.monitor.failed)
         return KILLED_SETTLE if killed and self.plan.job.restarts else SETTLE
 
     def _failed(self) -> Failed | None:
@@ -257,12 +257,12 @@ class Supervision:
         lost = self.lost.now()
         failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}
-        ended = [*(d for d in self.watch.failed if d.rank not in lost), *self._left_early()]
+        ended = [*(d for d in self.monitor.failed if d.rank not in lost), *self._left_early()]
         failures += [self._departure_failure(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
         if cause is not None and cause.consequence and self.board is None:
             # Ranks that left with 0, or with a code that only the launcher saw; the others are among `failures`.
-            gone = self.watch.departures.values()
+            gone = self.monitor.departures.values()
             left = [d for d in gone if not d.failed and d.time < cause.time + SETTLE]
             cause = self._departure_failure(left[0]) if left else cause
         consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
@@ -272,7 +272,7 @@ class Supervision:
         """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw."""
         if self.board is None:
             return []
-        gone, lost = self.watch.departures.values(), self.lost.now()
+        gone, lost = self.monitor.departures.values(), self.lost.now()
         return [d for d in gone if not d.failed and not self._is_done(d.rank) and d.rank not in lost]
 
     def _is_done(self, rank: int) -> bool:
@@ -292,12 +292,12 @@ class Supervision:
 
     def _stood_still(self, hang: Standstill) -> Failure:
         """Makes the failure of a job that stands still, with the stacks of the ranks that the others wait for."""
-        rank, message = hang.late_ranks[0], str(hang)
-        if not self.watch.pids:
+        rank, message, pids = hang.late_ranks[0], str(hang), self.monitor.pids
+        if not pids:
             message = nobody_came(self.plan, hang.seconds, self.attempt)
         else:
-            pids = {r: self.watch.pids[r] for r, beat in hang.beats.items() if beat and r in self.watch.pids}
-            stack_of = stacks.collect(self.attempt, pids)
+            begun = {r: pids[r] for r, beat in hang.beats.items() if beat and r in pids}
+            stack_of = stacks.collect(self.attempt, begun)
             late_ranks = [late for late in hang.late_ranks[:2] if late in stack_of]
             for late in late_ranks:
                 message += f"\nrank {late}, the innermost call first:\n{stacks.shown(stack_of[late])}"
@@ -305,7 +305,7 @@ class Supervision:
             message = "\n".join([message, *rest, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
         return Failure(
             rank=rank, kind="stood still", message=message, exit_status=STATUS, expected=True,
-            pid=self.watch.pids.get(rank, self.process.pid),
+            pid=pids.get(rank, self.process.pid),
         )  # fmt: skip
 
     def _departure_failure(self, departure: Departure) -> Failure:
@@ -352,9 +352,9 @@ class Supervision:
         Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
         if patience and self.outside.signals.number and not self._has_stopped():
-            send(self.watch.living, signal.SIGTERM)
+            send(self.monitor.living, signal.SIGTERM)
         self._await_ranks(times, patience)
-        known_pids = set(self.watch.pids.values())
+        known_pids = set(self.monitor.pids.values())
 
         def left() -> list[int]:
             pids = [*self.process.left(), *marked(MARK, self.mark)]
@@ -364,7 +364,7 @@ class Supervision:
         kill_all(left)
         self.process.wait()
         processes.remove_shared_memory(known_pids)
-        self.watch.close()
+        self.monitor.close()
 
     def _has_stopped(self) -> bool:
         """True if the ranks end by themselves, as they were asked to."""

@@ -25,8 +25,8 @@ from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.network import free_ports
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
+from paddle_dp.launch.rank_monitor import LAUNCHER_MARK, Launcher, Started
 from paddle_dp.launch.waiting_rank import Case
-from paddle_dp.launch.watch import LAUNCHER_MARK, Launcher, Started
 
 RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
 LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
@@ -37,7 +37,7 @@ IMPORT_AFTER = 6.0  # seconds after which a restart's processes import Paddle, w
 
 
 class Forks:
-    """The forked ranks of one job, for the supervisor; `watch.Launcher` has the same interface for Paddle's."""
+    """The forked ranks of one job, for the supervisor; `rank_monitor.Launcher` has the same interface for Paddle's."""
 
     def __init__(self, waiting: list[Popen[bytes]]):
         self._waiting = waiting

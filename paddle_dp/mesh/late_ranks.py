@@ -66,7 +66,7 @@ class Arrivals:
     def start(self, store: Any) -> None:
         """Writes this rank's first counts into `store` and starts the thread."""
         store.set(self._key(self.rank), self._status())
-        thread = threading.Thread(target=self._watch, args=[self._open()], daemon=True, name="late ranks")
+        thread = threading.Thread(target=self._run, args=[self._open()], daemon=True, name="late ranks")
         thread.start()
         atexit.register(self._end, thread)
 
@@ -107,7 +107,7 @@ class Arrivals:
         own_count = self.counts.get(wait.group, 0)
         return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < own_count)
 
-    def _watch(self, store: Any) -> None:
+    def _run(self, store: Any) -> None:
         try:
             while not self._stop.wait(self.poll):
                 now = time.monotonic()

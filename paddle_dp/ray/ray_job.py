@@ -177,13 +177,13 @@ class RayJob:
                 node.run.remote(self.arguments(number, master, folder), str(folder))
                 for number, node in enumerate(nodes)
             ]
-            return self._watch(ray, nodes, runs, folder, signals)
+            return self._await_nodes(ray, nodes, runs, folder, signals)
         finally:
             for node in nodes:
                 with suppress(Exception):  # it is dead already
                     ray.kill(node)
 
-    def _watch(
+    def _await_nodes(
         self, ray: Any, nodes: Sequence[Any], runs: Sequence[Any], folder: Path, signals: Signals
     ) -> RayResult:
         """Waits for all nodes. They end with the same first cause; but for one that is lost for good, for which the

@@ -9,8 +9,8 @@ import pytest
 from paddle_dp.launch import supervisor
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import Signals
+from paddle_dp.launch.rank_monitor import Departure
 from paddle_dp.launch.supervisor import ExternalEvents, Supervision, nobody_came
-from paddle_dp.launch.watch import Departure
 from paddle_dp.mesh.heartbeat import Heartbeat, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
@@ -36,7 +36,7 @@ def supervision(tmp_path):
 )
 @pytest.mark.parametrize("when", [99.0, 101.0])
 def test_a_rank_that_left_is_the_cause_of_a_lost_peer(supervision, code, said, when):
-    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=when, code=code)}
+    supervision.monitor.departures = {1: Departure(rank=1, pid=7, time=when, code=code)}
     cause = supervision._failed().cause
     assert cause.rank == 1
     assert said in cause.message
@@ -51,7 +51,7 @@ def test_a_code_that_the_launcher_saw_first_is_the_one_that_it_wrote(supervision
 
 
 def test_a_rank_that_ended_much_later_is_not(supervision):
-    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
+    supervision.monitor.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
     assert supervision._failed().cause.rank == 0
 
 
@@ -63,7 +63,7 @@ def test_only_after_a_kill_of_a_job_that_starts_again_the_others_are_hurried(
     supervision, code, restarts, quick
 ):
     supervision.plan.job = SimpleNamespace(restarts=restarts)
-    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=99.0, code=code)}
+    supervision.monitor.departures = {1: Departure(rank=1, pid=7, time=99.0, code=code)}
     assert supervision._settle() == (supervisor.KILLED_SETTLE if quick else supervisor.SETTLE)
 
 
@@ -72,8 +72,8 @@ def test_only_after_a_kill_of_a_job_that_starts_again_the_others_are_hurried(
 )
 def test_a_rank_of_a_script_that_has_left_the_others_is_told_once(supervision, capsys, script, passed, said):
     supervision.plan.job = SimpleNamespace(script=script)
-    supervision.watch.pids = {0: 6, 1: 7}
-    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=100.0, code=0)}
+    supervision.monitor.pids = {0: 6, 1: 7}
+    supervision.monitor.departures = {1: Departure(rank=1, pid=7, time=100.0, code=0)}
     for _ in range(2):
         supervision._report_departures(100.0 + passed)
     words = "rank 1 has ended with exit status 0, and rank 0 has gone on for 60 s without it"
@@ -115,8 +115,8 @@ def test_a_stopped_launcher_of_several_nodes_is_not_waited_for(
     (supervision.attempt / "failure.rank-0.json").unlink()
     supervision.plan.nodes, supervision.plan.job = nodes, SimpleNamespace(script=())
     monkeypatch.setattr(supervisor, "is_stopped", lambda pid: stopped and pid == supervision.process.pid)
-    supervision.watch.pids = {0: 6, 1: 7}
-    supervision.watch.departures = {
+    supervision.monitor.pids = {0: 6, 1: 7}
+    supervision.monitor.departures = {
         rank: Departure(rank=rank, pid=6 + rank, time=99.0, code=0) for rank in (0, 1)
     }
     assert supervision._over() is over
@@ -137,7 +137,7 @@ def test_a_signal_to_a_node_whose_ranks_stop_at_another_nodes_request_is_the_sam
         own.enter("checkpoint")
         ended = iter([False, True])
         monkeypatch.setattr(supervision, "_over", lambda: has_ended or next(ended))
-        monkeypatch.setattr(supervision.watch, "rest", lambda seconds: None)
+        monkeypatch.setattr(supervision.monitor, "rest", lambda seconds: None)
         monkeypatch.setattr(supervisor, "send", lambda pids, number: sent.append(number))
         signals = supervision.outside.signals
         signals.record(signal.SIGTERM, None)

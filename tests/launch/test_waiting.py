@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.launch.attempts import watched
+from paddle_dp.launch.attempts import supervise
 from paddle_dp.launch.command import Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
@@ -77,7 +77,7 @@ def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, 
     plan = Plan(job=job, machine=Machine.here(), ranks=2)
     variables = environment(plan, os.environ)
     ends = replace(ExternalEvents(signals=Signals()), **({"must_end": limit} if limit else {}))
-    return watched(plan, attempt, argv(plan, attempt), variables, ends, prepared=waiting)[0]
+    return supervise(plan, attempt, argv(plan, attempt), variables, ends, prepared=waiting)[0]
 
 
 @pytest.fixture(scope="module")

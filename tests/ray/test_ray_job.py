@@ -52,10 +52,10 @@ class PlayedNode:
         self.stops += 1
 
 
-def watched(*runs: Any) -> tuple[Any, list[int]]:
+def awaited(*runs: Any) -> tuple[Any, list[int]]:
     nodes = [PlayedNode() for _ in runs]
     job = RayJob(recipe=RECIPE, nodes=len(runs))
-    return job._watch(PlayedRay(), nodes, runs, Path("run"), Signals()), [node.stops for node in nodes]
+    return job._await_nodes(PlayedRay(), nodes, runs, Path("run"), Signals()), [node.stops for node in nodes]
 
 
 def test_each_node_gets_its_words() -> None:
@@ -68,17 +68,17 @@ def test_each_node_gets_its_words() -> None:
 
 
 def test_a_job_that_is_done() -> None:
-    result, stops = watched((0, "", False), (0, "", True))
+    result, stops = awaited((0, "", False), (0, "", True))
     assert (result.status, result.cause, result.replaced, stops) == (0, "", (1,), [0, 0])
 
 
 def test_the_first_cause_and_its_status_come_back() -> None:
-    result, stops = watched((0, "", False), (7, "rank 1: ValueError", False))
+    result, stops = awaited((0, "", False), (7, "rank 1: ValueError", False))
     assert (result.status, result.cause, stops) == (7, "rank 1: ValueError", [0, 0])
 
 
 def test_others_do_not_wait_for_a_node_that_is_lost_for_good(capsys: pytest.CaptureFixture[str]) -> None:
-    result, stops = watched(RayError("The actor died.\nmore"), (75, "stopped", False))
+    result, stops = awaited(RayError("The actor died.\nmore"), (75, "stopped", False))
     assert result.status == 1 and result.cause.endswith("cannot replace its actor: The actor died.")
     assert stops == [0, 1] and "node 0 is lost" in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_others_do_not_wait_for_a_process_that_was_killed_for_good(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cause = "node 0: its paddle-dp was killed by SIGKILL"
-    result, stops = watched((-9, cause, True), (75, "stopped", False))
+    result, stops = awaited((-9, cause, True), (75, "stopped", False))
     assert (result.status, result.cause, result.replaced, stops) == (137, cause, (0,), [0, 1])
     assert cause in capsys.readouterr().err
 

@@ -21,11 +21,11 @@ from paddle_dp.launch.nodes.connections import TICK, Membership, Server
 from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.processes import Signals, recorded_signals
+from paddle_dp.launch.rank_monitor import PreparedRanks
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.sizes import LOOK, ElasticSize, with_ranks
 from paddle_dp.launch.supervisor import ExternalEvents
-from paddle_dp.launch.watch import PreparedRanks
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 from paddle_dp.text import numbered
 

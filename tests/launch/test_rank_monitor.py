@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paddle_dp.launch.processes import exit_of
-from paddle_dp.launch.watch import Launcher, RankMonitor
+from paddle_dp.launch.rank_monitor import Launcher, RankMonitor
 from tests.eventually import eventually
 
 LAUNCHER = """
@@ -41,18 +41,18 @@ def launch():
         process.wait()
 
 
-def look_until(watch: RankMonitor, condition) -> None:
-    eventually(lambda: watch.look() or condition(), 30)
+def look_until(monitor: RankMonitor, condition) -> None:
+    eventually(lambda: monitor.look() or condition(), 30)
 
 
 def test_ranks_are_seen_to_come_and_go(launch):
     codes = "import time; time.sleep(60)", "exit(3)", "import os; os.kill(os.getpid(), 9)"
-    watch = RankMonitor(launch(*codes).ranks)
-    look_until(watch, lambda: len(watch.departures) == 2)
-    assert set(watch.pids) == {0, 1, 2}
-    assert watch.living == [watch.pids[0]]
-    assert {d.rank: d.code for d in watch.failed} == {1: 3, 2: -9}
-    assert not watch.all_well(3)
+    monitor = RankMonitor(launch(*codes).ranks)
+    look_until(monitor, lambda: len(monitor.departures) == 2)
+    assert set(monitor.pids) == {0, 1, 2}
+    assert monitor.living == [monitor.pids[0]]
+    assert {d.rank: d.code for d in monitor.failed} == {1: 3, 2: -9}
+    assert not monitor.all_well(3)
 
 
 @pytest.mark.parametrize("alive", [0, 1, 2, 3])
@@ -60,42 +60,42 @@ def test_ranks_that_end_before_anybody_has_looked_are_seen(launch, alive):
     codes = [f"exit({rank + 3})" for rank in range(3)]
     codes[alive : alive + 1] = ["import time; time.sleep(60)"] if alive < 3 else []
     launcher = launch(*codes)
-    watch, children = RankMonitor(launcher.ranks), psutil.Process(launcher.pid).children
+    monitor, children = RankMonitor(launcher.ranks), psutil.Process(launcher.pid).children
     ended = 3 - (alive < 3)
     eventually(lambda: sum(child.status() == psutil.STATUS_ZOMBIE for child in children()) == ended, 30)
-    look_until(watch, lambda: len(watch.pids) == 3)
-    assert {d.rank: d.code for d in watch.failed} == {rank: rank + 3 for rank in range(3) if rank != alive}
+    look_until(monitor, lambda: len(monitor.pids) == 3)
+    assert {d.rank: d.code for d in monitor.failed} == {rank: rank + 3 for rank in range(3) if rank != alive}
 
 
 def test_all_is_well_when_all_have_ended_with_0(launch):
-    watch = RankMonitor(launch("0", "0").ranks)
-    look_until(watch, lambda: len(watch.departures) == 2)
-    assert watch.all_well(2) and not watch.all_well(3)
-    assert not watch.failed and not watch.living
+    monitor = RankMonitor(launch("0", "0").ranks)
+    look_until(monitor, lambda: len(monitor.departures) == 2)
+    assert monitor.all_well(2) and not monitor.all_well(3)
+    assert not monitor.failed and not monitor.living
 
 
 def test_a_launcher_that_is_gone_has_no_ranks():
     with Launcher([sys.executable, "-c", ""]) as launcher:
         launcher.wait()
-    watch = RankMonitor(launcher.ranks)
-    watch.look()
-    assert watch.pids == {}
+    monitor = RankMonitor(launcher.ranks)
+    monitor.look()
+    assert monitor.pids == {}
 
 
 def test_who_waits_for_the_next_look_is_woken_by_an_end(launch):
     """The launcher looks every two seconds: an end that is seen after that has no code any more."""
-    watch = RankMonitor(launch("import time; time.sleep(60)", "import time; time.sleep(60)").ranks)
-    look_until(watch, lambda: len(watch.pids) == 2)
+    monitor = RankMonitor(launch("import time; time.sleep(60)", "import time; time.sleep(60)").ranks)
+    look_until(monitor, lambda: len(monitor.pids) == 2)
     begun = time.monotonic()
-    os.kill(watch.pids[1], 9)
-    while not watch.departures and time.monotonic() < begun + 30:
-        watch.rest(30.0)
-        watch.look()
-    assert watch.departures[1].code == -9 and time.monotonic() - begun < 10
+    os.kill(monitor.pids[1], 9)
+    while not monitor.departures and time.monotonic() < begun + 30:
+        monitor.rest(30.0)
+        monitor.look()
+    assert monitor.departures[1].code == -9 and time.monotonic() - begun < 10
     begun = time.monotonic()
-    watch.rest(0.2)  # whose end is known wakes nobody
+    monitor.rest(0.2)  # whose end is known wakes nobody
     assert time.monotonic() - begun > 0.15
-    watch.close()
+    monitor.close()
 
 
 def test_what_the_launcher_starts_for_the_nodes_meeting_is_no_rank(tmp_path):

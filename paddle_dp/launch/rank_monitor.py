@@ -1,4 +1,4 @@
-"""Watches a job's ranks from outside: finds each rank's process, and how it ended."""
+"""Monitors a job's ranks from outside: finds each rank's process, and how it ended."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Launcher(Popen[bytes]):
 
 
 class RankMonitor:
-    """Watches the ranks whose pids `ranks` returns; cheap enough for ten looks a second.
+    """Monitors the ranks whose pids `ranks` returns; cheap enough for ten looks a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. An ended child keeps its exit
     code as a zombie until the launcher waits for it: so `rest` returns as soon as a rank ends, or the exit code of one
