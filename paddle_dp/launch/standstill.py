@@ -122,7 +122,7 @@ class Standstill:
         return f"waits in {location_of(beat)}" if beat.waits else f"is in {location_of(beat)}"
 
 
-class Standing:
+class StandstillDetector:
     """Finds a standstill in repeated looks at the ranks' heartbeats.
 
     With several `nodes`, a rank may wait for a rank whose heartbeat is on another node's board.
@@ -250,11 +250,11 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
     over, rank = threading.Event(), threading.get_ident()
 
     def look() -> None:
-        standing = Standing(limits)
+        detector = StandstillDetector(limits)
         while not over.wait(INTERVAL):
             if in_debugger(rank):
-                standing = Standing(limits)
-            elif standstill := standing.look({0: board.read(0)}, time.monotonic()):
+                detector = StandstillDetector(limits)
+            elif standstill := detector.look({0: board.read(0)}, time.monotonic()):
                 show(_failure(str(standstill), attempt))
                 os._exit(STATUS)
 

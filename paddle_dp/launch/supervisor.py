@@ -18,7 +18,7 @@ from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
 from paddle_dp.launch.processes import REPEATED, Signals, is_stopped, kill_all, marked, send
 from paddle_dp.launch.rank_monitor import Departure, RankMonitor, Started
-from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
+from paddle_dp.launch.standstill import STATUS, Standstill, StandstillDetector, location_of
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED
 
@@ -99,7 +99,7 @@ class Supervision:
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
         self.outside, self.board = outside, board
-        self.standing = None if board is None or plan.limits is None else Standing(plan.limits, plan.nodes)
+        self.detector = StandstillDetector(plan.limits, plan.nodes) if board and plan.limits else None
         self.standstill: Standstill | None = None
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
         self.monitor = RankMonitor(process.ranks)
@@ -171,7 +171,7 @@ class Supervision:
             or bool(self.lost.written(self.attempt))
             or bool(early)
             or self.outside.must_end()
-            or self._stands()
+            or self._stands_still()
         )
 
     def _failure_of(self, rank: int) -> Failure:
@@ -212,12 +212,12 @@ class Supervision:
         stopping = f"{name}: stopping after one of the next updates, with a checkpoint ({again}: at once)"
         return stopping if name else self.outside.must_stop()
 
-    def _stands(self) -> bool:
+    def _stands_still(self) -> bool:
         """True if no rank of this node has given a sign of life for too long."""
-        if self.standing is not None:
+        if self.detector is not None:
             pids = self.monitor.pids
             stopped = [rank for rank in self.beats if rank in pids and is_stopped(pids[rank])]
-            self.standstill = self.standing.look(self.beats, time.monotonic(), stopped)
+            self.standstill = self.detector.look(self.beats, time.monotonic(), stopped)
         return self.standstill is not None
 
     @property

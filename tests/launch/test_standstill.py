@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_dp.launch.command import Limits
-from paddle_dp.launch.standstill import GAP, Standing, in_debugger
+from paddle_dp.launch.standstill import GAP, StandstillDetector, in_debugger
 from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
@@ -32,35 +32,35 @@ def beat(count: int = 1, phase: str = "forward", step: int = 12, **more) -> Rank
     return RankStatus(count=count, time=float(step), step=step, phase=phase, **more)
 
 
-def work(standing: Standing, ranks: int = 2, steps: int = 5, seconds: float = 1.0) -> float:
+def work(detector: StandstillDetector, ranks: int = 2, steps: int = 5, seconds: float = 1.0) -> float:
     """Some steps that go well; returns when the last was seen."""
     for step in range(steps):
         beats = {
             rank: RankStatus(count=step + 2, time=step * seconds, step=step, phase="update")
             for rank in range(ranks)
         }
-        assert standing.look(beats, step * seconds) is None
+        assert detector.look(beats, step * seconds) is None
     return (steps - 1) * seconds
 
 
-def look_for(standing: Standing, beats, start: float, seconds: float, stopped=()):
+def look_for(detector: StandstillDetector, beats, start: float, seconds: float, stopped=()):
     """Looks every second; the first standstill and when it was found."""
     for second in range(1, int(seconds) + 1):
-        if found := standing.look(beats, start + second, stopped):
+        if found := detector.look(beats, start + second, stopped):
             return found, second
     return None, seconds
 
 
 def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
-    standing = Standing(limits(sample=1.0))
-    start = work(standing, ranks=4)
+    detector = StandstillDetector(limits(sample=1.0))
+    start = work(detector, ranks=4)
     beats = {
         0: beat(7, "backward", waits=True, activity="the exchange of gradients"),
         1: beat(9, "data", sample=4711),
         2: beat(7, "backward", waits=True, activity="the exchange of gradients"),
         3: beat(7, "backward", waits=True, activity="the exchange of gradients"),
     }
-    found, seconds = look_for(standing, beats, start, 100)
+    found, seconds = look_for(detector, beats, start, 100)
     assert found and found.late_ranks == [1] and 60 <= seconds <= 62
     assert str(found) == (
         "no rank has made progress for 60 s (allowed are 60 s: watch.patience): "
@@ -70,19 +70,19 @@ def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
 
 
 def test_any_sign_of_life_of_any_rank_is_progress():
-    standing = Standing(limits())
-    start = work(standing)
+    detector = StandstillDetector(limits())
+    start = work(detector)
     for second in range(200):
         beats = {0: beat(7, "backward", waits=True), 1: beat(100 + second // 50)}
-        assert standing.look(beats, start + second) is None
+        assert detector.look(beats, start + second) is None
 
 
 @pytest.mark.parametrize(("step", "allowed"), [(0.5, 60), (6.0, 60), (20.0, 200)])
 def test_patience_is_ten_median_steps_and_a_minute_at_least(step, allowed):
-    standing = Standing(limits(sample=1.0))
-    start = work(standing, seconds=step)
-    assert standing.patience() == allowed
-    _, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 300)
+    detector = StandstillDetector(limits(sample=1.0))
+    start = work(detector, seconds=step)
+    assert detector.patience() == allowed
+    _, seconds = look_for(detector, {0: beat(99), 1: beat(99, waits=True)}, start, 300)
     assert allowed <= seconds <= allowed + 2
 
 
@@ -102,9 +102,9 @@ def test_patience_is_ten_median_steps_and_a_minute_at_least(step, allowed):
 )
 def test_each_phase_has_its_own_patience_and_says_which(phase, allowed, setting):
     words = {"start": "300 s", "evaluate": "70 s", "checkpoint": "80 s", "callbacks": "90 s"}
-    standing = Standing(limits(**words))
+    detector = StandstillDetector(limits(**words))
     found, seconds = look_for(
-        standing, {0: beat(99, phase), 1: beat(99, "forward", waits=True)}, work(standing), 400
+        detector, {0: beat(99, phase), 1: beat(99, "forward", waits=True)}, work(detector), 400
     )
     if allowed == math.inf:
         assert found is None
@@ -113,25 +113,25 @@ def test_each_phase_has_its_own_patience_and_says_which(phase, allowed, setting)
 
 
 def test_until_steps_are_done_the_first_one_may_take_as_long_as_the_start():
-    standing = Standing(limits(start="200 s", sample=1.0))
-    _, seconds = look_for(standing, {0: beat(5, step=0), 1: beat(5, step=0, waits=True)}, 0.0, 300)
+    detector = StandstillDetector(limits(start="200 s", sample=1.0))
+    _, seconds = look_for(detector, {0: beat(5, step=0), 1: beat(5, step=0, waits=True)}, 0.0, 300)
     assert 200 <= seconds <= 202
 
 
 def test_a_machine_that_was_stopped_as_a_whole_has_not_stood_still():
-    standing = Standing(limits(sample=1.0))
-    start = work(standing)
+    detector = StandstillDetector(limits(sample=1.0))
+    start = work(detector)
     beats = {0: beat(9), 1: beat(9, waits=True)}
-    assert standing.look(beats, start + 1) is None
-    assert standing.look(beats, start + 3600) is None  # nobody looked either: counted as GAP seconds
-    found, seconds = look_for(standing, beats, start + 3600, 100)
+    assert detector.look(beats, start + 1) is None
+    assert detector.look(beats, start + 3600) is None  # nobody looked either: counted as GAP seconds
+    found, seconds = look_for(detector, beats, start + 3600, 100)
     assert found and 58 - GAP <= seconds <= 60
 
 
 def test_a_stopped_rank_is_named_wherever_it_is():
-    standing = Standing(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample=1.0))
     beats = {rank: beat(9, "backward", waits=True, activity="the exchange of gradients") for rank in range(4)}
-    found, _ = look_for(standing, beats, work(standing, ranks=4), 100, stopped=[2])
+    found, _ = look_for(detector, beats, work(detector, ranks=4), 100, stopped=[2])
     assert found.late_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
     assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
 
@@ -140,9 +140,9 @@ def test_a_stopped_rank_is_named_wherever_it_is():
 @pytest.mark.parametrize("phase", ["start", "data", "forward", "evaluate", "checkpoint", "callbacks", "end"])
 def test_a_stopped_rank_has_one_patience_in_every_phase(phase, nodes):
     """It writes no checkpoint and reads no sample, and the others wait for it, in the same phase perhaps."""
-    standing = Standing(limits(), nodes)
+    detector = StandstillDetector(limits(), nodes)
     beats = {0: beat(99, phase, waits=True, activity="the other rank"), 1: beat(99, phase)}
-    found, seconds = look_for(standing, beats, work(standing), 2000, stopped=[1])
+    found, seconds = look_for(detector, beats, work(detector), 2000, stopped=[1])
     assert found and found.late_ranks == [1] and found.setting == "watch.patience"
     assert (
         60 <= seconds <= 62
@@ -151,47 +151,47 @@ def test_a_stopped_rank_has_one_patience_in_every_phase(phase, nodes):
 
 
 def test_a_rank_that_is_stopped_before_it_has_begun_has_that_patience_too():
-    standing = Standing(limits())
+    detector = StandstillDetector(limits())
     beats = {0: beat(3, "start", step=0, waits=True, activity="the meeting of all ranks"), 1: None}
-    found, seconds = look_for(standing, beats, 0.0, 700, stopped=[1])
+    found, seconds = look_for(detector, beats, 0.0, 700, stopped=[1])
     assert found and 60 <= seconds <= 62 and "rank 1 is stopped" in str(found)
 
 
 def test_who_works_while_another_rank_is_stopped_may_go_on():
     """The stopped one may be continued before it is needed."""
-    standing = Standing(limits())
-    start = work(standing, ranks=3)
+    detector = StandstillDetector(limits())
+    start = work(detector, ranks=3)
     beats = {0: beat(99, "data", sample=4), 1: beat(99, "data"), 2: beat(99, "backward", waits=True)}
-    found, seconds = look_for(standing, beats, start, 300, stopped=[1])
+    found, seconds = look_for(detector, beats, start, 300, stopped=[1])
     assert found and 125 <= seconds <= 127 and found.late_ranks == [1]
 
 
 def test_a_rank_that_a_profiler_stops_for_an_instant_keeps_the_limit_of_its_phase():
-    standing = Standing(limits())
-    start = work(standing)
+    detector = StandstillDetector(limits())
+    start = work(detector)
     beats = {0: beat(99, "forward", waits=True), 1: beat(99, "data")}
     for second in range(1, 125):
-        assert standing.look(beats, start + second, [1] if second % 2 or second < 59 else []) is None
-    found, seconds = look_for(standing, beats, start + 124, 10)
+        assert detector.look(beats, start + second, [1] if second % 2 or second < 59 else []) is None
+    found, seconds = look_for(detector, beats, start + 124, 10)
     assert found and 1 <= seconds <= 3 and found.setting == "loader.timeout"
 
 
 def test_a_rank_that_never_began_or_does_not_end_is_named():
-    late = Standing(limits(start="30 s"))
+    late = StandstillDetector(limits(start="30 s"))
     found, seconds = look_for(
         late, {0: beat(3, "start", step=0, waits=True, activity="all"), 1: None}, 0.0, 60
     )
     assert found.late_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
-    leaving = Standing(limits(sample=1.0))
+    leaving = StandstillDetector(limits(sample=1.0))
     found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
     assert "rank 1 is done, and its process has not ended for 60 s" in str(found)
 
 
 def test_where_all_wait_the_earliest_exchange_is_told():
-    standing = Standing(limits(sample=1.0))
-    start = work(standing)
+    detector = StandstillDetector(limits(sample=1.0))
+    start = work(detector)
     beats = {0: beat(9, "update", waits=True, activity="b"), 1: beat(9, "backward", waits=True, activity="a")}
-    found, _ = look_for(standing, beats, start, 100)
+    found, _ = look_for(detector, beats, start, 100)
     assert found.late_ranks == [1]
     same = replace(found, beats={0: beats[1], 1: beats[1]})
     assert same.late_ranks == [0, 1] and "none of this node is late" in str(same)
@@ -249,32 +249,32 @@ def test_a_record_is_never_seen_empty_while_it_is_written():
 @pytest.mark.parametrize(("nodes", "allowed"), [(1, 60), (2, 1800)])
 def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowed):
     """The first rank may write a long report: its own node sees that, the other one sees ranks that wait."""
-    standing = Standing(limits(sample=1.0), nodes)
-    start = work(standing)
+    detector = StandstillDetector(limits(sample=1.0), nodes)
+    start = work(detector)
     beats = {
         rank: beat(99, "backward", waits=True, activity="the exchange of gradients") for rank in range(2)
     }
-    found, seconds = look_for(standing, beats, start, 2000)
+    found, seconds = look_for(detector, beats, start, 2000)
     assert found and allowed <= seconds <= allowed + 2
 
 
 def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
-    standing = Standing(limits(sample=1.0), nodes=2)
-    start = work(standing)
-    found, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
+    detector = StandstillDetector(limits(sample=1.0), nodes=2)
+    start = work(detector)
+    found, seconds = look_for(detector, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
     assert found and found.late_ranks == [0] and 60 <= seconds <= 62
 
 
 def test_ranks_that_wait_in_forward_and_behind_it_may_have_skipped_a_layer() -> None:
     """As a BatchNorm over all ranks in an expert that one rank does not use."""
-    standing = Standing(limits())
-    start = work(standing)
+    detector = StandstillDetector(limits())
+    start = work(detector)
     everywhere = "an exchange between all ranks"
     beats = {0: beat(7, "exchange", waits=True), 1: beat(7, "forward", waits=True, activity=everywhere)}
-    found, _ = look_for(standing, beats, start, 100)
+    found, _ = look_for(detector, beats, start, 100)
     assert str(found).endswith("unless strategy.sync_batch_norm=false (docs/same.md).")
     alike = {0: beat(8, "forward", waits=True), 1: beat(8, "forward", waits=True)}
-    found, _ = look_for(standing, alike, start + 200, 100)
+    found, _ = look_for(detector, alike, start + 200, 100)
     assert found and "sync_batch_norm" not in str(found)
 
 
