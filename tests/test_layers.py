@@ -22,8 +22,8 @@ LAYERS: dict[str, float] = {
     "errors": 0, "units": 0, "unpickle": 0, "text": 0, "scores": 0, "tensors": 0, "files": 0, "adjoint": 0,
     "kernel_kills": 0,
     "batch": 0.5, "figures": 0.5,
-    "part": 1, "mesh.degrees": 1, "mesh.engine": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1,
-    "mesh.doors": 1, "mesh.secret": 1, "mesh.sockets": 1, "mesh.transport": 1,
+    "part": 1, "mesh.degrees": 1, "mesh.allocation": 1, "mesh.environment": 1, "mesh.heartbeat": 1,
+    "mesh.late_ranks": 1, "mesh.doors": 1, "mesh.secret": 1, "mesh.sockets": 1, "mesh.transport": 1,
     "recipe": 1.5, "plan": 1.5, "gloo": 1.5,  # a recipe is made of parts, a plan of degrees
     "mesh": 2, "coming_from": 2, "cluster": 2, "report": 2,
     # Describing objects is below what is learned, comparing trainings above it.

@@ -66,7 +66,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "coming_from": (2450, "coming_from/*"),
     "mesh": (870, (
         "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py "
-        "mesh/engine.py"
+        "mesh/allocation.py"
     )),
     "host_comm": (750, "host_comm/* mesh/*"),
     "gloo": (1450, "gloo/*"),

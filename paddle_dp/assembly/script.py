@@ -23,7 +23,7 @@ from paddle_dp.files import remove_partials
 from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.mesh.engine import refuse_parallel_tasks
+from paddle_dp.mesh.allocation import refuse_parallel_tasks
 from paddle_dp.part import Part, Readers, Reading, adapted, read_settings
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import (

@@ -129,7 +129,7 @@ def node_options(
     """
     from paddle_dp.launch import console
     from paddle_dp.launch.machine import cores
-    from paddle_dp.mesh.engine import allocated, binding, refuse_parallel_tasks, unused_nodes
+    from paddle_dp.mesh.allocation import allocated, binding, refuse_parallel_tasks, unused_nodes
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:

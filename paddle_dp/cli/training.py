@@ -192,7 +192,7 @@ def evaluate(
     Any number of ranks will do, independent of the training's: if the strategy cannot use it, each rank has the whole
     model (strategy.use=data_parallel).
     """
-    from paddle_dp.mesh.engine import refuse_parallel_tasks
+    from paddle_dp.mesh.allocation import refuse_parallel_tasks
     from paddle_dp.recipe import resolved
 
     refuse_parallel_tasks(os.environ, "start it once, on one node.")

@@ -13,7 +13,7 @@ from paddle_dp import Trainer
 from paddle_dp.cli.options import node_options
 from paddle_dp.cli.training import evaluate
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh.engine import allocation, first_host
+from paddle_dp.mesh.allocation import allocation, first_host
 
 SLURM = {
     "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[07-09,12],login", "SLURM_NODEID": "2",
