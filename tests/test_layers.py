@@ -32,7 +32,7 @@ LAYERS: dict[str, float] = {
     # From tensors to an update: the axes split a model, and the checks try the result.
     "exchange": 3.5, "model": 3.5, "learner": 4, "axes": 4.5, "checks": 5, "identity": 5.5,
     "train": 6, "certificate": 6.5, "assembly": 7, "verbs": 7.5, "export": 7.5,
-    "launch": 8, "launch.initial": 8, "launch.sized": 8,
+    "launch": 8, "launch.initial": 8, "launch.batch_numbers": 8,
     "proof": 8.5, "audit": 8.5, "doctor": 8.5, "sweep": 8.5, "ray": 8.5,  # they are made of jobs
     "cli": 9,
     "__main__": 10,
@@ -44,7 +44,7 @@ REACH: dict[str, float] = {  # the highest layer that may be imported, where it 
     "callbacks": 6, "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
     "launch": 1.5, "launch.worker": 7.5, "launch.resume": 3, "launch.initial": 3, "launch.memory": 3,
-    "launch.sized": 7.5,
+    "launch.batch_numbers": 7.5,
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
 SHELVES = (

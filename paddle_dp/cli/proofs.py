@@ -48,14 +48,14 @@ def verify(
 
     import_paddle()
     from paddle_dp import proof
-    from paddle_dp.launch.sized import sizes
+    from paddle_dp.launch.batch_numbers import batch_numbers
 
     try:
         settings = tuple(overrides or ())
-        there = sizes(recipe, settings, ranks)
-        print(*there.remarks, sep="\n", end="\n" if there.remarks else "", file=sys.stderr, flush=True)
+        numbers = batch_numbers(recipe, settings, ranks)
+        print(*numbers.remarks, sep="\n", end="\n" if numbers.remarks else "", file=sys.stderr, flush=True)
         status = proof.verify(
-            recipe, (*settings, *there.overrides), ranks, steps, as_text=not json, rehearse=rehearse, at=at
+            recipe, (*settings, *numbers.overrides), ranks, steps, as_text=not json, rehearse=rehearse, at=at
         )
     except PaddleDPError as error:
         if error.exit_status == 1:  # which is "different"

@@ -84,8 +84,8 @@ def check(
     loss on them, for 30 s at most: it refuses what train would refuse. --no-run reads only the recipe, for a machine
     that has no data.
     """
+    from paddle_dp.launch.batch_numbers import batch_numbers
     from paddle_dp.launch.initial import check_weights
-    from paddle_dp.launch.sized import sizes
     from paddle_dp.launch.tries import Tries
     from paddle_dp.recipe import read_recipe
     from paddle_dp.recipe.check import check_all
@@ -93,21 +93,21 @@ def check(
     files, settings = recipes_and_settings(arguments)
 
     @cache
-    def sized(file: Path, count: int = ranks or 1) -> tuple[Sequence[str], Sequence[str]]:
-        there = sizes(file, settings, count)
-        return (*settings, *there.overrides), there.remarks
+    def settings_of(file: Path, count: int = ranks or 1) -> tuple[Sequence[str], Sequence[str]]:
+        numbers = batch_numbers(file, settings, count)
+        return (*settings, *numbers.overrides), numbers.remarks
 
     def on(file: Path, count: int) -> Recipe:
-        return read_recipe(file, sized(file, count)[0])
+        return read_recipe(file, settings_of(file, count)[0])
 
     with Tries() as tried:
 
         def trial_lines(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
-            return [*lines, *tried(file, sized(file)[0])] if run else lines
+            return [*lines, *tried(file, settings_of(file)[0])] if run else lines
 
         status = check_all(
-            files, settings, _forecast(ranks, build, link, compute, memory, on), trial_lines, sized
+            files, settings, _forecast(ranks, build, link, compute, memory, on), trial_lines, settings_of
         )
     raise typer.Exit(status)
 

@@ -51,9 +51,9 @@ def scale(
     """
     from paddle_dp.doctor.bench import bench_for
     from paddle_dp.doctor.probe import check_machine, measured_rates, measured_scaling
+    from paddle_dp.launch.batch_numbers import batch_numbers
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
-    from paddle_dp.launch.sized import sizes
     from paddle_dp.plan.probe import Probe
     from paddle_dp.recipe import read_recipe
 
@@ -63,7 +63,7 @@ def scale(
     check_file("--png", png, ".png")
     speed = None if link is None else float(quantity("--link", LinkSpeed, link).bytes_per_second)
     settings = [*(overrides or ())]
-    settings += sizes(recipe, settings, 1).overrides
+    settings += batch_numbers(recipe, settings, 1).overrides
     if read_recipe(recipe, settings).strategy.name == "single":
         settings.append("strategy.use=data_parallel")
     read = read_recipe(recipe, settings)

@@ -116,7 +116,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
-    from paddle_dp.launch.sized import sized
+    from paddle_dp.launch.batch_numbers import with_batch_numbers
 
     if accept is not None and resume is None:
         raise UsageError(
@@ -140,7 +140,7 @@ def train(
         spares=spares,
         extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
     )
-    job = sized(job)
+    job = with_batch_numbers(job)
     if verify:
         _verify(job)
     start(job)

@@ -25,8 +25,8 @@ from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.rank_monitor import Launcher, PreparedRanks
+from paddle_dp.launch.rank_supply import LOOK
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
-from paddle_dp.launch.sizes import LOOK
 from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, Outcome, Supervision, board_of
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED

@@ -21,9 +21,9 @@ from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
 from paddle_dp.launch.processes import ignore_end_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
+from paddle_dp.launch.rank_supply import RankSupply
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
-from paddle_dp.launch.sizes import ElasticSize
 from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
 from paddle_dp.launch.waiting import PreparedLauncher, Spares, WaitingRanks
@@ -92,9 +92,9 @@ def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int
     _check_machine(plan)
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
-    sizes = ElasticSize(plan=plan, run=folder, refused=lambda ranks: "")
+    supply = RankSupply(plan=plan, run=folder, refused=lambda ranks: "")
     with PreparedLauncher(plan, inherited) as prepared:
-        return _run_plan(sizes, lambda goes_on: _with_logs(plan, folder), inherited, prepared=prepared)
+        return _run_plan(supply, lambda goes_on: _with_logs(plan, folder), inherited, prepared=prepared)
 
 
 def _name_of(arguments: tuple[str, ...]) -> str:
@@ -132,26 +132,26 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
         prepared.drop()
     if job.spares:
         _refuse_spares(plan)
-    sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
+    supply = RankSupply(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
     if not job.elastic:
         _refuse(recipe, plan.all_ranks, plan.kind)
     elif plan.nodes == 1:
-        sizes.next()  # raises UsageError if too few ranks are available
+        supply.next()  # raises UsageError if too few ranks are available
     _check_machine(plan)
     _check_resume(job)
     check_load(job, recipe)
 
     def opened(goes_on: bool) -> tuple[Plan, Path]:
         resume = "newest" if goes_on and has_run(recipe.folder) else job.resume
-        return _claimed(sizes.plan, recipe.folder, resume)
+        return _claimed(supply.plan, recipe.folder, resume)
 
     strategy, spare = recipe.strategy.config, None
     if strategy.may_lose_ranks:  # nodes with servers must not be lost
         spare = -(-strategy.servers // plan.ranks)
     try:
         with memory_folder(recipe, plan) as memory:
-            sizes.plan = replace(sizes.plan, memory=memory)
-            return _run_plan(sizes, opened, inherited, spare, prepared)
+            supply.plan = replace(supply.plan, memory=memory)
+            return _run_plan(supply, opened, inherited, spare, prepared)
     finally:
         release(recipe.folder)
 
@@ -262,17 +262,17 @@ def _with_logs(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 
 
 def _run_plan(
-    sizes: ElasticSize,
+    supply: RankSupply,
     opened: Callable[[bool], tuple[Plan, Path]],
     inherited: Mapping[str, str],
     spare: int | None = None,
     prepared: PreparedRanks | None = None,
 ) -> int:
-    """Runs the plan of `sizes` on this machine, or as one of several nodes, which meet before anything is written.
+    """Runs the plan of `supply` on this machine, or as one of several nodes, which meet before anything is written.
 
     `opened`: NodeJob.open; `spare`: NodeLimits.spare.
     """
-    plan = sizes.plan
+    plan = supply.plan
     if plan.nodes > 1:
         from paddle_dp.launch.nodes import job as nodes
         from paddle_dp.launch.nodes.rendezvous import NodeLimits
@@ -280,13 +280,13 @@ def _run_plan(
         assert plan.limits is not None
         least = plan.job.least_nodes or plan.nodes
         limits = NodeLimits.from_watch(plan.limits.watch, least, plan.nodes, spare)
-        job = nodes.NodeJob(sizes=sizes, limits=limits, open=opened, inherited=inherited, prepared=prepared)
+        job = nodes.NodeJob(supply=supply, limits=limits, open=opened, inherited=inherited, prepared=prepared)
         return nodes.run(job)
-    sizes.plan, attempt = opened(False)
+    supply.plan, attempt = opened(False)
     if plan.alone:
-        return _alone(sizes.plan, attempt)
+        return _alone(supply.plan, attempt)
     ends = plan.job.ends_process
-    return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared, ends)
+    return attempts.run(supply.announce_next, attempt, inherited, supply.resize, prepared, ends)
 
 
 def _alone(plan: Plan, attempt: Path) -> int:

@@ -116,7 +116,7 @@ def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
         failure = guarded(lambda: _work(job, options), folder)
     else:
         _prepare_process(job)
-        failure = guarded(lambda: _work(_with_global_numbers(job), job.options), log_folder())
+        failure = guarded(lambda: _work(_with_batch_numbers(job), job.options), log_folder())
     if failure is None:
         leave(None)
     leave(failure, failure.frames or (failure.message if failure.expected else failure.traceback))
@@ -126,12 +126,12 @@ def _work(job: Job, options: Mapping[str, Any]) -> None:
     work(job.entry_point, job.recipe, job.all_overrides, options)
 
 
-def _with_global_numbers(job: Job) -> Job:
-    """The job with numbers over all ranks in place of those that depend on them (launch/sized.py)."""
-    from paddle_dp.launch.sized import sized_in_rank
+def _with_batch_numbers(job: Job) -> Job:
+    """The job with numbers over all ranks in place of those that depend on them (launch/batch_numbers.py)."""
+    from paddle_dp.launch.batch_numbers import with_batch_numbers_in_rank
 
     import_paddle()
-    job, remarks = sized_in_rank(job, os.environ)
+    job, remarks = with_batch_numbers_in_rank(job, os.environ)
     if _rank() == 0:
         print(*(f"{remark}\n" for remark in remarks), sep="", end="", flush=True)
     return job

@@ -20,20 +20,20 @@ def check_all(
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe, Path], Iterable[str]] | None = None,
     extra_check: Callable[[Recipe, Path], Iterable[str]] | None = None,
-    sized: Callable[[Path], tuple[Sequence[str], Sequence[str]]] | None = None,
+    settings_of: Callable[[Path], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     This process imports the parts' modules, but builds no part; modules outside the package are listed. `forecast`
-    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. So does
-    `extra_check`, for the initial weights and for a trial of data, model and loss. `sized` returns the overrides of a
-    recipe with numbers that depend on its ranks, and lines on them.
+    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. `extra_check`
+    compares the initial weights and tries data, model and loss; it returns lines, and may raise UsageError, too.
+    `settings_of` returns a recipe's overrides, with numbers for those that depend on its ranks, and lines on them.
     """
     status = 0
     for file in files:
         try:
             foreign = foreign_code(file, overrides)
-            settings, remarks = sized(file) if sized is not None else (overrides, ())
+            settings, remarks = settings_of(file) if settings_of is not None else (overrides, ())
             recipe = read_recipe(file, settings, tries=forecast is not None)
             if not _may_have_loss(recipe):
                 raise UsageError(

@@ -22,9 +22,9 @@ from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
+from paddle_dp.launch.rank_supply import LOOK, RankSupply, with_ranks
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
-from paddle_dp.launch.sizes import LOOK, ElasticSize, with_ranks
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 from paddle_dp.text import numbered
@@ -111,7 +111,7 @@ class NodeJob:
     logs. `prepared` starts the ranks, if it can.
     """
 
-    sizes: ElasticSize
+    supply: RankSupply
     limits: NodeLimits
     open: Callable[[bool], tuple[Plan, Path]]
     inherited: Mapping[str, str]
@@ -119,7 +119,7 @@ class NodeJob:
 
     @property
     def plan(self) -> Plan:
-        return self.sizes.plan
+        return self.supply.plan
 
 
 def run(node_job: NodeJob) -> int:
@@ -141,7 +141,7 @@ def run(node_job: NodeJob) -> int:
                 raise
             console.write(f"ended by {signals.name} before the nodes have met: no process is left.")
             return 128 + signals.number
-        address, ranks = network.split_address(meeting.master), node_job.sizes.offered().ranks
+        address, ranks = network.split_address(meeting.master), node_job.supply.offered().ranks
         hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": ranks}
         if number == 0:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
@@ -251,7 +251,7 @@ class _Node:
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
             offers = [(number, count) for number, count, _ in message["nodes"]]
-            ranks = self.node_job.sizes.choose_offers(offers)
+            ranks = self.node_job.supply.choose_offers(offers)
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
@@ -313,17 +313,17 @@ class _Node:
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
-        sizes = self.node_job.sizes
-        if sizes.varies and now - self.looked > LOOK:
+        supply = self.node_job.supply
+        if supply.varies and now - self.looked > LOOK:
             self.looked = now
-            ranks = sizes.offered().ranks
+            ranks = supply.offered().ranks
             if ranks != self.member.hello["ranks"]:
                 self.member.hello["ranks"] = ranks  # for another connection, too
                 self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
         return self.member.must_stop()
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
-        devices = self.node_job.sizes.offered().devices
+        devices = self.node_job.supply.offered().devices
         plan = replace(plan, nodes=len(numbers), node=numbers.index(self.number), devices=devices)
         return with_ranks(plan, ranks)
 

@@ -28,8 +28,8 @@ from paddle_dp.launch.nodes.job import end_of, outcome_of
 from paddle_dp.launch.nodes.messages import MAX_LINE_BYTES
 from paddle_dp.launch.nodes.rendezvous import NodeLimits
 from paddle_dp.launch.processes import Signals
+from paddle_dp.launch.rank_supply import RankSupply
 from paddle_dp.launch.restarts import AttemptResult
-from paddle_dp.launch.sizes import ElasticSize
 from tests.eventually import eventually
 
 Act = Callable[["Play", Plan, Any], AttemptResult | None]
@@ -105,8 +105,8 @@ class Play:
             self.opened.append((number, goes_on))
             return plan, logs.fresh(self.folder / f"run{number}")
 
-        sizes = ElasticSize(plan=plan, run=self.folder, refused=lambda ranks: "")
-        given = nodes.NodeJob(sizes=sizes, limits=self.limits, open=opened, inherited={})
+        supply = RankSupply(plan=plan, run=self.folder, refused=lambda ranks: "")
+        given = nodes.NodeJob(supply=supply, limits=self.limits, open=opened, inherited={})
 
         def run() -> None:
             try:
@@ -276,14 +276,14 @@ def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
     """It said how many it had at first: the next attempt had more ranks than its file allows, and they stayed."""
     job = Job(recipe=Path("r.yaml"), ranks=4, least_ranks=2, nodes=2, node_rank=1)
     plan = Plan(job=job, machine=Machine(cores=4), ranks=4, nodes=2)
-    sizes = ElasticSize(plan=plan, run=tmp_path, refused=lambda ranks: "")
+    supply = RankSupply(plan=plan, run=tmp_path, refused=lambda ranks: "")
     limits = NodeLimits(least=2, most=2)
-    hello = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": sizes.offered().ranks}
+    hello = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": supply.offered().ranks}
     with connections.Server(rendezvous.Rendezvous(limits), ("127.0.0.1", 0), b"") as server:
         address = ("127.0.0.1", server.port)
         member = connections.Membership(address, hello, b"")
         node_job = nodes.NodeJob(
-            sizes=sizes, limits=limits, open=lambda again: (plan, tmp_path), inherited={}
+            supply=supply, limits=limits, open=lambda again: (plan, tmp_path), inherited={}
         )
         meeting = Meeting(master=f"127.0.0.1:{server.port}", host="127.0.0.1")
         node = nodes._Node(

@@ -64,7 +64,7 @@ def with_ranks(plan: Plan, ranks: int) -> Plan:
 
 
 @dataclass
-class ElasticSize:
+class RankSupply:
     """The ranks available on this machine, found again before and during every attempt.
 
     `plan` has all requested ranks. `run` is the run's folder.

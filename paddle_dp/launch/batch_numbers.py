@@ -20,16 +20,16 @@ from paddle_dp.units import Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class BatchNumbers:
     """The overrides, and a sentence on each. Both are empty for a recipe with global numbers."""
 
     overrides: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-def sized(job: Job) -> Job:
+def with_batch_numbers(job: Job) -> Job:
     """The job with global numbers in place of those that depend on its ranks, which it prints. Raises UsageError as
-    `sizes` does, and if the number of ranks may change."""
+    `batch_numbers` does, and if the number of ranks may change."""
     from paddle_dp.launch.plan import RankDevices, plan_of
 
     train, per_rank, auto = _requested(job.recipe, job.all_overrides)
@@ -41,14 +41,14 @@ def sized(job: Job) -> Job:
             "train.micro_batches as numbers over all ranks."
         )
     plan = plan_of(job, Machine.here(), str(train.get("device", "auto")), RankDevices(known=False))
-    there = sizes(job.recipe, job.all_overrides, plan.ranks, plan.nodes)
-    print(*there.remarks, sep="\n", flush=True)
-    return replace(job, overrides=(*job.overrides, *there.overrides))
+    numbers = batch_numbers(job.recipe, job.all_overrides, plan.ranks, plan.nodes)
+    print(*numbers.remarks, sep="\n", flush=True)
+    return replace(job, overrides=(*job.overrides, *numbers.overrides))
 
 
-def sized_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence[str]]:
+def with_batch_numbers_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence[str]]:
     """The job with global numbers, and a sentence on each, in a rank that another launcher has started: `variables` say
-    how many there are. Raises UsageError as `sizes` does, and if each rank would measure its own memory."""
+    how many there are. Raises UsageError as `batch_numbers` does, and if each rank would measure its own memory."""
     _, per_rank, auto = _requested(job.recipe, job.all_overrides)
     ranks = int(variables.get("PADDLE_TRAINERS_NUM", "1"))
     if not per_rank and not auto:
@@ -58,11 +58,11 @@ def sized_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[Job, Sequence
             "train.micro_batches=auto: under this launcher each rank would measure the free memory for itself. Say how "
             "much a rank may use: train.micro_batches='auto 16 GB'."
         )
-    there = sizes(job.recipe, job.all_overrides, ranks)
-    return replace(job, overrides=(*job.overrides, *there.overrides)), there.remarks
+    numbers = batch_numbers(job.recipe, job.all_overrides, ranks)
+    return replace(job, overrides=(*job.overrides, *numbers.overrides)), numbers.remarks
 
 
-def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> Sizes:
+def batch_numbers(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> BatchNumbers:
     """The recipe's global numbers on `ranks` ranks of each node.
 
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
@@ -93,7 +93,7 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
         count, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
         settings.append(f"train.micro_batches={count}")
         remarks.append(f"train.micro_batches is {count}: {sentence}")
-    return Sizes(overrides=tuple(settings), remarks=tuple(remarks))
+    return BatchNumbers(overrides=tuple(settings), remarks=tuple(remarks))
 
 
 def _requested(

@@ -9,10 +9,10 @@ import pytest
 
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.launch import sized as module
+from paddle_dp.launch import batch_numbers as module
+from paddle_dp.launch.batch_numbers import batch_numbers, with_batch_numbers, with_batch_numbers_in_rank
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.sized import sized, sized_in_rank, sizes
 from paddle_dp.part import lazily
 from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
@@ -41,24 +41,26 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_batch_per_rank_counts_the_ranks_that_read(ranks: int, strategy: str, batch: int) -> None:
-    there = sizes(GPT, [strategy, "train.batch=32 per rank", "train.micro_batches=2"], ranks)
-    assert there.overrides == (f"train.batch={batch}",)
-    (remark,) = there.remarks
+    numbers = batch_numbers(GPT, [strategy, "train.batch=32 per rank", "train.micro_batches=2"], ranks)
+    assert numbers.overrides == (f"train.batch={batch}",)
+    (remark,) = numbers.remarks
     assert remark.startswith(f"train.batch is {batch}: 32 × ")
 
 
 def test_several_nodes_have_as_many_ranks_more() -> None:
-    assert sizes(GPT, ["train.batch=32 per rank"], 2, nodes=3).overrides == ("train.batch=192",)
+    assert batch_numbers(GPT, ["train.batch=32 per rank"], 2, nodes=3).overrides == ("train.batch=192",)
 
 
 def test_numbers_over_all_ranks_stay_as_they_are() -> None:
-    assert sizes(GPT, ["train.batch=64"], 2) == module.Sizes()
+    assert batch_numbers(GPT, ["train.batch=64"], 2) == module.BatchNumbers()
     job = Job(recipe=GPT, least_ranks=1, ranks=2)
-    assert sized(job) is job
+    assert with_batch_numbers(job) is job
 
 
 def test_a_job_gets_the_numbers_over_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    job = sized(Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto"), ranks=2))
+    job = with_batch_numbers(
+        Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto"), ranks=2)
+    )
     recipe = read_recipe(job.recipe, job.all_overrides)
     assert (recipe.train.batch, recipe.train.micro_batches) == (12, 2)
     assert capsys.readouterr().out.startswith(
@@ -68,7 +70,7 @@ def test_a_job_gets_the_numbers_over_all_ranks(capsys: pytest.CaptureFixture[str
 
 def test_a_number_of_ranks_that_may_change_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--ranks MIN:MAX .* write train\.batch and"):
-        sized(Job(recipe=GPT, overrides=("train.batch=6 per rank",), least_ranks=1, ranks=2))
+        with_batch_numbers(Job(recipe=GPT, overrides=("train.batch=6 per rank",), least_ranks=1, ranks=2))
 
 
 def bytes_with(recipe: Recipe, blocks: list[list[Weight]], ranks: int, parts: int) -> float:
@@ -98,9 +100,9 @@ def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
 
 def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
     words = ["train.batch=64"]
-    (here,) = sizes(GPT, [*words, "train.micro_batches=auto"], 2).overrides
-    (same,) = sizes(GPT, [*words, f"train.micro_batches=auto {AVAILABLE // 2} B"], 2).overrides
-    (plenty,) = sizes(GPT, [*words, "train.micro_batches=auto 1 GB"], 2).overrides
+    (here,) = batch_numbers(GPT, [*words, "train.micro_batches=auto"], 2).overrides
+    (same,) = batch_numbers(GPT, [*words, f"train.micro_batches=auto {AVAILABLE // 2} B"], 2).overrides
+    (plenty,) = batch_numbers(GPT, [*words, "train.micro_batches=auto 1 GB"], 2).overrides
     assert (here, plenty) == (same, "train.micro_batches=1")
     assert here != plenty
 
@@ -116,29 +118,29 @@ def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
 )
 def test_what_cannot_be_told_is_refused(file: Path, word: str, nodes: int, sentence: str) -> None:
     with pytest.raises(UsageError, match=rf"^train\.micro_batches=.*{sentence}"):
-        sizes(file, [f"train.micro_batches={word}"], 2, nodes)
+        batch_numbers(file, [f"train.micro_batches={word}"], 2, nodes)
 
 
 def test_with_devices_the_amount_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Machine(cores=2, kind="gpu", devices=("0", "1"))
     monkeypatch.setattr(Machine, "here", classmethod(lambda kind: gpus))
     with pytest.raises(UsageError, match="auto 16 GB"):
-        sizes(GPT, ["train.micro_batches=auto"], 2)
-    assert sizes(GPT, ["train.micro_batches=auto", "train.device=cpu"], 2).overrides
+        batch_numbers(GPT, ["train.micro_batches=auto"], 2)
+    assert batch_numbers(GPT, ["train.micro_batches=auto", "train.device=cpu"], 2).overrides
 
 
 def test_a_rank_of_another_launcher_knows_the_number_of_ranks() -> None:
     """PADDLE_TRAINERS_NUM counts the ranks of all machines."""
     job = Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto 2 MB"))
-    there, remarks = sized_in_rank(job, {"PADDLE_TRAINERS_NUM": "3", "PADDLE_NNODES": "3"})
+    there, remarks = with_batch_numbers_in_rank(job, {"PADDLE_TRAINERS_NUM": "3", "PADDLE_NNODES": "3"})
     assert read_recipe(GPT, there.all_overrides).train.batch == 18
     assert remarks[0] == "train.batch is 18: 6 × 3 data ranks" and len(remarks) == 2
-    assert sized_in_rank(job, {})[0].overrides[2:3] == ("train.batch=6",)
+    assert with_batch_numbers_in_rank(job, {})[0].overrides[2:3] == ("train.batch=6",)
     plain = Job(recipe=GPT)
-    assert sized_in_rank(plain, {"PADDLE_TRAINERS_NUM": "3"}) == (plain, ())
+    assert with_batch_numbers_in_rank(plain, {"PADDLE_TRAINERS_NUM": "3"}) == (plain, ())
     measured = Job(recipe=GPT, overrides=("train.micro_batches=auto",))
     with pytest.raises(UsageError, match=r"each rank would measure .*'auto 16 GB'"):
-        sized_in_rank(measured, {"PADDLE_TRAINERS_NUM": "2"})
+        with_batch_numbers_in_rank(measured, {"PADDLE_TRAINERS_NUM": "2"})
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.rank_supply import RankSupply, choose
 from paddle_dp.launch.restarts import AttemptResult
-from paddle_dp.launch.sizes import ElasticSize, choose
 
 CPU = Machine(cores=4)
 ON = ", 3 are running: saving a checkpoint, then going on with 4"
@@ -23,10 +23,10 @@ def pairs_only(ranks: int) -> str:
     return "" if ranks % 2 == 0 else f"tensor 2 does not divide {ranks} ranks"
 
 
-def sizes(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> ElasticSize:
+def supply(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> RankSupply:
     job = Job(recipe=Path("r.yaml"), ranks=ranks, least_ranks=least, **more.pop("job", {}))
     plan = Plan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
-    return ElasticSize(plan=plan, run=run, refused=refused, **more)
+    return RankSupply(plan=plan, run=run, refused=refused, **more)
 
 
 def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
@@ -59,12 +59,12 @@ def test_too_few_are_refused_with_the_reason():
 
 def test_without_a_span_nothing_changes(tmp_path):
     (tmp_path / "ranks").write_text("1")
-    fixed = sizes(tmp_path, least=None)
+    fixed = supply(tmp_path, least=None)
     assert fixed.next([fails(1), fails(1)]) is fixed.plan and fixed.resize(fixed.plan) == ""
 
 
 def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
-    file, some = tmp_path / "ranks", sizes(tmp_path)
+    file, some = tmp_path / "ranks", supply(tmp_path)
     plan = some.next()
     assert plan.ranks == 4 and some.resize(plan) == ""
     file.write_text(" 3\n")
@@ -92,7 +92,7 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
 def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
     tmp_path, capsys, word, wrong, before
 ):
-    file, some = tmp_path / "ranks", sizes(tmp_path)
+    file, some = tmp_path / "ranks", supply(tmp_path)
     if before is not None:
         file.write_text(f"{before}\n")
     plan, most = some.next(), min(before or 4, 4)
@@ -113,11 +113,11 @@ def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
 @pytest.mark.parametrize("word", ["", "three"])
 def test_what_is_no_number_before_the_start_does_not_limit(tmp_path, word):
     (tmp_path / "ranks").write_text(word)
-    assert sizes(tmp_path).next().ranks == 4
+    assert supply(tmp_path).next().ranks == 4
 
 
 def test_fewer_than_the_least_do_not_start_and_do_not_stop_those_that_run(tmp_path):
-    some = sizes(tmp_path)
+    some = supply(tmp_path)
     (tmp_path / "ranks").write_text("1")
     assert some.resize(some.plan) == ""
     with pytest.raises(UsageError, match="there are 1 ranks to be had now, and 2 are the least"):
@@ -126,7 +126,7 @@ def test_fewer_than_the_least_do_not_start_and_do_not_stop_those_that_run(tmp_pa
 
 def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
     here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
-    some = sizes(tmp_path, here=here[0], devices=("0", "1", "2", "3"), machine=lambda: here[0])
+    some = supply(tmp_path, here=here[0], devices=("0", "1", "2", "3"), machine=lambda: here[0])
     assert some.next().devices == ("0", "1", "2", "3")
     here[0] = replace(here[0], devices=("0", "2", "3"))
     plan = some.next()
@@ -140,12 +140,14 @@ def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
 
 def test_only_the_devices_that_were_given_are_used(tmp_path):
     here = Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))
-    some = sizes(tmp_path, 2, 1, job={"devices": (1, 3)}, here=here, devices=("1", "3"), machine=lambda: here)
+    some = supply(
+        tmp_path, 2, 1, job={"devices": (1, 3)}, here=here, devices=("1", "3"), machine=lambda: here
+    )
     assert some.next().devices == ("1", "3")
 
 
 def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
-    some = sizes(tmp_path)
+    some = supply(tmp_path)
     assert some.next([fails(2)]).ranks == 4
     assert some.next([fails(2), fails(1)]).ranks == 4
     assert some.next([fails(2), fails(1), fails(1)]).ranks == 3
@@ -155,14 +157,14 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
 
 
 def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
-    assert sizes(tmp_path).next([fails(1, saved=20), fails(1, saved=40)]).ranks == 4
+    assert supply(tmp_path).next([fails(1, saved=20), fails(1, saved=40)]).ranks == 4
 
 
 def test_a_plugin_is_asked_for_its_devices_before_each_attempt(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("paddle_dp.launch.machine.ask_paddle.cache_clear", lambda: asked.append(0))
     here = Machine(cores=4, kind="npu", devices=("0", "1"))
-    some = sizes(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
+    some = supply(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
     some.resize(some.announce_next())
     some.announce_next()
     assert len(asked) == 2  # it takes more than a second: not while ranks are at work
