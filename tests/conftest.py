@@ -42,7 +42,7 @@ LONGEST_FIRST = (
     "faults/test_surroundings.py", "faults/test_strangers.py", "train/test_run_folder.py",
     "faults/test_standstill.py", "axes/test_sharding.py", "axes/test_hybrid.py",
     "cli/test_cli.py", "audit/test_audit.py", "recipe/test_page.py", "proof/mutants/test_mutants.py",
-    "axes/test_sequence.py", "launch/test_worker.py", "train/test_blame.py", "axes/test_pipeline.py",
+    "axes/test_sequence.py", "launch/test_recipe_rank.py", "train/test_blame.py", "axes/test_pipeline.py",
     "identity/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",
     "learner/test_any_model.py",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.proof import Verdict, compare_sides, sides
 from tests.ranks import run_ranks
 

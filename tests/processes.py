@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.launch.prepared_ranks import WaitingRanks
 from paddle_dp.launch.rank_monitor import Launcher
-from paddle_dp.launch.waiting import WaitingRanks
 from tests.ranks import run_ranks
 
 STARTERS: tuple[Any, ...] = (subprocess, os.fork, Launcher, WaitingRanks, run_ranks)

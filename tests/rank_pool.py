@@ -26,8 +26,8 @@ import psutil
 if __name__ == "__main__":  # it is a program, too: its folder must not hide installed packages
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from paddle_dp.launch.prepared_ranks import launched
 from paddle_dp.launch.processes import alive, descendants, die_with_parent, kill_all, tied_to
-from paddle_dp.launch.waiting import launched
 
 Case = dict[str, Any]
 

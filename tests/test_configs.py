@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.recipe import read_recipe
 from tests.house.runs import events
 from tests.ranks import run_ranks

@@ -42,8 +42,8 @@ REACH: dict[str, float] = {  # the highest layer that may be imported, where it 
     "optimizers": 3, "schedules": 3, "losses": 0, "metrics": 0, "strategies": 5, "adapters": 3,
     "datasets": 1,  # a mixture is made of parts
     "callbacks": 6, "models": -1,
-    # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
-    "launch": 1.5, "launch.worker": 7.5, "launch.resume": 3, "launch.initial": 3, "launch.memory": 3,
+    # A recipe's rank is inside the job; the rest of launch acts from outside, and reads what a job has saved.
+    "launch": 1.5, "launch.recipe_rank": 7.5, "launch.resume": 3, "launch.initial": 3, "launch.memory": 3,
     "launch.batch_numbers": 7.5,
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
@@ -168,7 +168,7 @@ def breach(importer: str, imported: str, when: str = "now") -> str | None:
         ("paddle_dp.units", "numpy", "units may import the standard library only"),
         ("paddle_dp.cli", "paddle_dp.attic.x", "knows no such package"),
         ("paddle_dp", "paddle_dp.mesh", "__init__ may not import mesh"),
-        ("paddle_dp.launch.worker", "paddle_dp.assembly.build", None),
+        ("paddle_dp.launch.recipe_rank", "paddle_dp.assembly.build", None),
         ("paddle_dp.recipe.read", "paddle_dp.mesh.degrees", None),
         ("paddle_dp.callbacks.console", "paddle_dp.train", None),
         ("paddle_dp.optimizers.sgd", "paddle_dp.optimizers._clip", None),

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[0] = os.getcwd()  # in place of tools/, whose files would hide packages of the same names
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from paddle_dp.launch.worker import main  # noqa: E402
+from paddle_dp.launch.recipe_rank import main  # noqa: E402
 
 if __name__ == "__main__":
     main("train")

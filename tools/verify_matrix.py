@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.axes.meta_init import anatomy
 from paddle_dp.checks.preflight import built_without_memory
 from paddle_dp.errors import EndedError, PaddleDPError
+from paddle_dp.launch.prepared_ranks import WaitingRanks
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.report import number

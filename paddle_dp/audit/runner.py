@@ -25,7 +25,8 @@ from paddle_dp.audit.events import Ended, EventJournal
 from paddle_dp.audit.hooks.source_line import nearest
 from paddle_dp.audit.hooks.watch import EnoughRecorded, ScriptMonitor
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.script_rank import become_rank, execute, is_well
+from paddle_dp.launch.rank_process import become_rank, is_well
+from paddle_dp.launch.script_rank import execute
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.environment import Environment
 

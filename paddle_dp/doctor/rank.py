@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.script_rank import become_rank
+from paddle_dp.launch.rank_process import become_rank
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat

@@ -1,5 +1,4 @@
 """Starts jobs: argv and environment (pure functions), processes, their logs and their failures.
 
-A worker process reads its recipe again and calls an entry point of `assembly`, `export` or `proof`. Ranks join
-in `mesh/`.
+A rank of a recipe reads it again, and calls an entry point of `assembly`, `export` or `proof`. Ranks join in `mesh/`.
 """

@@ -178,9 +178,9 @@ def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
                 command, env=hidden.enter_context(for_launcher(env)), stdin=DEVNULL, stdout=log,
                 stderr=STDOUT, **child_options(),
             )  # fmt: skip
-            process.expected, process.first_log = plan.numbers, logs.worker_log(attempt, 0)
+            process.expected, process.first_log = plan.numbers, logs.rank_log(attempt, 0)
         supervision = Supervision(plan, process, attempt, mark, outside, board)
-        outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), screen))
+        outcome = supervision.wait(logs.Follower(logs.rank_log(attempt, 0), screen))
     return outcome, supervision
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paddle_dp.recipe.schema import WatchSettings
 
 MODULE = "paddle.distributed.launch"  # Paddle's launcher
-WORKER = Path(__file__).with_name("worker.py")
+RECIPE_RANK = Path(__file__).with_name("recipe_rank.py")
 SCRIPT_RANK = Path(__file__).with_name("script_rank.py")
 # Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its arguments.
 LEFTOVERS = (
@@ -172,11 +172,11 @@ def argv(plan: Plan, logs: Path) -> list[str]:
     begin = launcher(plan, logs)
     if plan.job.script:
         return [*begin, str(SCRIPT_RANK), *plan.job.script]
-    return [*begin, str(WORKER), *worker_arguments(plan)]
+    return [*begin, str(RECIPE_RANK), *rank_arguments(plan)]
 
 
-def worker_arguments(plan: Plan) -> list[str]:
-    """Returns the arguments of each rank's worker."""
+def rank_arguments(plan: Plan) -> list[str]:
+    """Returns the arguments of each rank of a recipe."""
     arguments = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
         arguments += ["-o", override]

@@ -64,8 +64,8 @@ def _next_attempt(logs: Path) -> Path:
             return folder
 
 
-def worker_log(attempt: Path, local_rank: int) -> Path:
-    """Returns the file to which the launcher writes a rank's output; it counts the ranks of its node."""
+def rank_log(attempt: Path, local_rank: int) -> Path:
+    """Returns the file of a rank's output, which Paddle names workerlog.N by the rank's number on its node."""
     return attempt / f"workerlog.{local_rank}"
 
 
@@ -88,7 +88,7 @@ def last(log: Path, line: re.Pattern[str]) -> str:
 def exit_code(attempt: Path, local_rank: int) -> int | None:
     """Returns a rank's exit code, negative for a signal, from the log of Paddle's launcher; None if not logged."""
     codes = re.findall(
-        rf"Container rank .* code (-?\d+) log \S*{re.escape(worker_log(attempt, local_rank).name)}\b",
+        rf"Container rank .* code (-?\d+) log \S*{re.escape(rank_log(attempt, local_rank).name)}\b",
         tail(attempt / "launcher.log", 200),
     )
     return int(codes[-1]) if codes else None

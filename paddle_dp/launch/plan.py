@@ -94,7 +94,7 @@ def check_ranks(ranks: int | None) -> None:
 
 def check_memory(plan: Plan, available: int | None) -> None:
     """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks,
-    and the processes that wait for a restart with Paddle imported (waiting.py).
+    and the processes that wait for a restart with Paddle imported (prepared_ranks.py).
 
     The kernel would otherwise end one of them, or another program.
     """

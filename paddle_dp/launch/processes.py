@@ -1,6 +1,6 @@
 """Finds processes, their descendants and their ends in /proc, kills a tree of them, and records signals to this one.
 
-Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers.
+Paddle's launcher starts each rank in a separate session, so killing a process group would miss the ranks.
 """
 
 from __future__ import annotations

@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
-from paddle_dp.launch.command import WORKER, Plan, worker_arguments
-from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.command import RECIPE_RANK, Plan, rank_arguments
+from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.machine import visible_in
+from paddle_dp.launch.prepared_ranks import launched
 from paddle_dp.launch.processes import alive, child_options, descendants, exit_of
-from paddle_dp.launch.waiting import launched
 
 
 class RankLauncher:
     """The starter of this node's ranks, for the supervisor, as `rank_monitor.Launcher` is Paddle's."""
 
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
-        arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
+        arguments = [sys.executable, "-u", str(RECIPE_RANK), *rank_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
         rank_variables = environments(plan, variables, attempt)
         for local_rank, (rank, rank_env) in enumerate(zip(plan.numbers, rank_variables, strict=True)):
-            with worker_log(attempt, local_rank).open("ab") as log:
+            with rank_log(attempt, local_rank).open("ab") as log:
                 self._ranks[rank] = Popen(
                     arguments, env=rank_env, stdin=DEVNULL, stdout=log, stderr=STDOUT, **child_options()
                 )

@@ -35,7 +35,7 @@ class Departure:
 
 
 class Started(Protocol):
-    """A job's ranks and their starter: Paddle's launcher (Launcher), waiting processes (waiting.Forks), or the
+    """A job's ranks and their starter: Paddle's launcher (Launcher), waiting processes (prepared_ranks.Forks), or the
     supervisor's process (rank_launcher.RankLauncher)."""
 
     @property

@@ -19,6 +19,7 @@ from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
+from paddle_dp.launch.prepared_ranks import PreparedLauncher, Spares, WaitingRanks
 from paddle_dp.launch.processes import ignore_end_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
 from paddle_dp.launch.rank_supply import RankSupply
@@ -26,7 +27,6 @@ from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
-from paddle_dp.launch.waiting import PreparedLauncher, Spares, WaitingRanks
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -291,7 +291,7 @@ def _run_plan(
 
 def _alone(plan: Plan, attempt: Path) -> int:
     """Runs the only rank in this process: no launcher, no process group, no start-up cost."""
-    from paddle_dp.launch.worker import guarded, work
+    from paddle_dp.launch.recipe_rank import guarded, work
 
     job = plan.job
     job = replace(job, extra={**job.extra, "logs": str(attempt)})

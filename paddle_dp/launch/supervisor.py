@@ -343,7 +343,7 @@ class Supervision:
         return max((end.printed for end in read_all(self.attempt) if end.rank == self.first_rank), default=0)
 
     def log_of(self, rank: int) -> Path:
-        return logs.worker_log(self.attempt, rank - self.first_rank)
+        return logs.rank_log(self.attempt, rank - self.first_rank)
 
     def _end(self, patience: float, times: int) -> None:
         """Sends SIGTERM to the ranks and waits for `patience` seconds, or a signal after the first `times`; then kills

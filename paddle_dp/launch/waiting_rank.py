@@ -1,4 +1,4 @@
-"""A process that makes a rank's imports and waits: the rank of each job is a fork of it (waiting.py).
+"""A process that makes a rank's imports and waits: the rank of each job is a fork of it (prepared_ranks.py).
 
 It has no process group, random draw or thread that a fork would lose, so a fork equals a new process.
 """
@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.launch import worker
+from paddle_dp.launch import recipe_rank
 from paddle_dp.launch.processes import adopt_orphans, descendants, die_with_parent, kill_all
 from paddle_dp.launch.silence import import_paddle
 
@@ -34,7 +34,7 @@ BEFORE = frozenset(os.environ)  # without Paddle's variables, set at its import,
 
 @dataclass(frozen=True)
 class Case:
-    """A rank to start: the worker's arguments, all its variables, and the file for its output."""
+    """A rank to start: the rank's arguments, all its variables, and the file for its output."""
 
     arguments: list[str]
     variables: dict[str, str]
@@ -56,8 +56,9 @@ def wait(
     select.select([sys.stdin], [], [], delay)
     import_paddle()
     import_module("paddle.distributed.fleet")
-    if entry_point in worker.ENTRY_POINTS:  # importing other modules may have side effects
-        for module in (worker.ENTRY_POINTS[entry_point].partition(":")[0], *MODULES.get(entry_point, ())):
+    if entry_point in recipe_rank.ENTRY_POINTS:  # importing other modules may have side effects
+        target = recipe_rank.ENTRY_POINTS[entry_point]
+        for module in (target.partition(":")[0], *MODULES.get(entry_point, ())):
             import_module(module)
     if recipe is not None:
         _import_recipe(recipe, overrides)
@@ -133,4 +134,4 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become(task)
         sys.argv[1:] = task.arguments
-        worker.main()
+        recipe_rank.main()

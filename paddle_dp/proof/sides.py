@@ -20,13 +20,13 @@ from typing import Any
 
 from paddle_dp.errors import EndedError, JobError, gist
 from paddle_dp.files import replacing
-from paddle_dp.launch.command import WORKER, Job, environment, worker_arguments
+from paddle_dp.launch.command import RECIPE_RANK, Job, environment, rank_arguments
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.prepared_ranks import WaitingRanks
 from paddle_dp.launch.processes import END_SIGNALS, tied_to
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
-from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.trace_files import Trace
 from paddle_dp.text import numbered
 
@@ -223,7 +223,7 @@ def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
     `variables` replace the variables of this process's environment.
     """
     plan = plan_of(job, Machine.here())
-    command = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
+    command = [sys.executable, "-u", str(RECIPE_RANK), *rank_arguments(plan)]
     inside = environment(plan, {**os.environ, **(variables or {})}) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(
         command, env=inside, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=tied_to(os.getpid())

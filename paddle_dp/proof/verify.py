@@ -14,8 +14,8 @@ from pathlib import Path
 from paddle_dp.checkpoint import newest
 from paddle_dp.checkpoint.folder import find_at
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.prepared_ranks import WaitingRanks
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.rehearsed import RehearsalComparison, rehearsal_sentence
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import SideRunner

@@ -14,7 +14,7 @@ from paddle import nn
 
 from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline, TimelineRow, draw, trace
 from paddle_dp.exchange.paddle_reducer import ReducerBuckets
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import ExchangeTrace, Heartbeat, heartbeat
 from tests.ranks import run_ranks

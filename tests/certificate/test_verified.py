@@ -20,7 +20,7 @@ from paddle_dp.certificate import verified
 from paddle_dp.identity.facts import RunSignature
 from paddle_dp.launch import start
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train.run import Proof

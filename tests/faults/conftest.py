@@ -98,7 +98,10 @@ def is_rank(pid: int) -> bool:
         above = Path(f"/proc/{parent}/cmdline").read_bytes()
     except OSError:
         return False
-    return any(word.endswith(b"launch/worker.py") for word in words) and b"paddle.distributed.launch" in above
+    return (
+        any(word.endswith(b"launch/recipe_rank.py") for word in words)
+        and b"paddle.distributed.launch" in above
+    )
 
 
 @pytest.fixture

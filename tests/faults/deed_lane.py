@@ -104,8 +104,8 @@ def waiting_ranks(root: int) -> list[int]:
 
 def serve() -> None:
     from paddle_dp.launch.command import Job
+    from paddle_dp.launch.prepared_ranks import WaitingRanks
     from paddle_dp.launch.start import run
-    from paddle_dp.launch.waiting import WaitingRanks
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     variables = dict(os.environ)

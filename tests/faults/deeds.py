@@ -190,7 +190,7 @@ def _board(root: int) -> bytes:
 def _is_worker(pid: int) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"launch/worker.py" in command and b"paddle.distributed.launch" not in command
+        return b"launch/recipe_rank.py" in command and b"paddle.distributed.launch" not in command
     except OSError:
         return False
 

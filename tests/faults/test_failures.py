@@ -87,7 +87,7 @@ def test_one_rank_fails_in_its_own_words(start):
     job = start("raise_alone", ranks=1)
     status, _, complained = job.finish()
     assert status == 1 and complained.rstrip().endswith(f"ValueError: {CULPRIT}")
-    assert complained.count("Traceback") == 1 and "launch/worker.py" not in complained
+    assert complained.count("Traceback") == 1 and "launch/recipe_rank.py" not in complained
     (written,) = job.out.glob("logs/attempt-001/failure.rank-0.json")
     assert json.loads(written.read_text())["kind"] == "ValueError"
 

@@ -21,7 +21,7 @@ from types import TracebackType
 
 LIMIT = 900.0  # seconds of a command
 # What starts a job, and what has its ranks wait: the first pair that the tree has. One that moves gets a line here.
-SEAMS = (("paddle_dp.launch.start:run", "paddle_dp.launch.waiting:WaitingRanks"),)
+SEAMS = (("paddle_dp.launch.start:run", "paddle_dp.launch.prepared_ranks:WaitingRanks"),)
 
 
 class Lanes:

@@ -19,7 +19,7 @@ import pytest
 from paddle_dp import cli
 from paddle_dp.launch import start
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.proof import sides
 from tests.ranks import run_ranks
 

@@ -28,7 +28,7 @@ def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder(
     assert words[:4] == [sys.executable, "-u", "-m", "paddle.distributed.launch"]
     assert words[4:10] == ["--nproc_per_node", "2", "--log_dir", "x/attempt-004", "--job_id", "attempt-004"]
     assert words[10:12] == ["--host", "127.0.0.1"]
-    assert words[12].endswith("paddle_dp/launch/worker.py")
+    assert words[12].endswith("paddle_dp/launch/recipe_rank.py")
     assert words[13:] == ["-c", "r.yaml", "--entry-point", "train", "-o", "a.b=1", "-o", "c=2"]
     assert "--devices" not in words  # on a CPU the launcher raises ValueError
 

@@ -17,7 +17,7 @@ GLOO = "[/paddle/third_party/gloo/gloo/transport/tcp/pair.cc:584] TIMEOUT self_r
 def caught(error: BaseException, rank: int = 1) -> Failure:
     try:
         raise error
-    except BaseException as found:  # noqa: BLE001 - as a worker does
+    except BaseException as found:  # noqa: BLE001 - as a rank does
         return Failure.from_error(found, rank)
 
 

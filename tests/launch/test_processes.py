@@ -12,7 +12,7 @@ import time
 import pytest
 
 from paddle_dp.errors import EndedError, StoppedError
-from paddle_dp.launch import console, processes, start, worker
+from paddle_dp.launch import console, processes, recipe_rank, start
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -195,7 +195,7 @@ def test_nor_does_one_after_a_job_of_one_rank(end_signals, tmp_path, monkeypatch
             os.kill(os.getpid(), number)
         return outcome.status
 
-    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(recipe_rank, "work", work)
     monkeypatch.setattr(console, "show_end", show_end)
     plan = plan_of(Job(quiet=True, ends_process=True), Machine(cores=1))
     assert start._alone(plan, tmp_path) == 75

@@ -13,7 +13,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import SCRIPT_RANK, Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.script_rank import execute, is_well
+from paddle_dp.launch.rank_process import is_well
+from paddle_dp.launch.script_rank import execute
 from paddle_dp.mesh.heartbeat import StatusTable, heartbeat, on_board
 from paddle_dp.recipe.folder import claim
 

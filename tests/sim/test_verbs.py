@@ -34,7 +34,7 @@ DRAWING = {**WRITING, "temperature": 1.0, "top_k": 40}
 
 def verb(name: str, run: str, overrides: Sequence[str], options: dict[str, Any]) -> str:
     """In a rank: what `paddle-dp <name>` of a run does; returns what it printed."""
-    from paddle_dp.launch.worker import work
+    from paddle_dp.launch.recipe_rank import work
 
     words = [f"output_dir={run}/run", *overrides]
     with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -16,7 +16,7 @@ from types import FrameType, FunctionType
 from typing import Any
 from unittest import mock
 
-from paddle_dp.launch.worker import work
+from paddle_dp.launch.recipe_rank import work
 from paddle_dp.proof import trace
 from paddle_dp.proof.sides import common_failure
 from tests.proof.mutants.sites import ROOT, changed_codes

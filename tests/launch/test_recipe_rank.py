@@ -13,7 +13,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import alive, descendants, kill_all
-from paddle_dp.launch.worker import ENTRY_POINTS, _find, _read, guarded
+from paddle_dp.launch.recipe_rank import ENTRY_POINTS, _find, _read, guarded
 from tests.eventually import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -17,9 +17,9 @@ import pytest
 from paddle_dp.launch.attempts import supervise
 from paddle_dp.launch.command import Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.prepared_ranks import PreparedLauncher, WaitingRanks, _answer, launched
 from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
 from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
-from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks, _answer, launched
 from tests.eventually import eventually
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
@@ -163,7 +163,7 @@ def test_an_answer_is_awaited_for_a_limited_time(monkeypatch):
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert _answer(process) == 7  # it was continued
-        monkeypatch.setattr("paddle_dp.launch.waiting.ANSWER", 0.3)
+        monkeypatch.setattr("paddle_dp.launch.prepared_ranks.ANSWER", 0.3)
         assert _answer(process) == 0
         assert process.wait(5) == -signal.SIGKILL
 
@@ -211,7 +211,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import os, sys\n"
         f"line = sys.stdin.readline(); open({str(tmp_path / 'line')!r}, 'w').write(line + repr(dict(os.environ)))\n"
     )
-    monkeypatch.setattr("paddle_dp.launch.waiting.LAUNCHER_PROGRAM", file)
+    monkeypatch.setattr("paddle_dp.launch.prepared_ranks.LAUNCHER_PROGRAM", file)
     return file
 
 
@@ -256,7 +256,7 @@ def test_a_launcher_that_cannot_be_started_ahead_ends_no_attempt(
 ) -> None:
     plan = replace(PLAN, job=replace(PLAN.job, restarts=2))
     with PreparedLauncher(plan, os.environ) as ahead:
-        monkeypatch.setattr("paddle_dp.launch.waiting.Launcher", no_process)
+        monkeypatch.setattr("paddle_dp.launch.prepared_ranks.Launcher", no_process)
         launcher = ahead.begin(plan, given(), tmp_path)
         assert launcher is not None and launcher.wait() == 0
         assert ahead.begin(plan, given(), tmp_path) is None  # a new one is started

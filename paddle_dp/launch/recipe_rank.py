@@ -26,7 +26,7 @@ from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import die_with_parent
-from paddle_dp.launch.script_rank import become_rank, is_well, leave, log_folder
+from paddle_dp.launch.rank_process import become_rank, is_well, leave, log_folder
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.launch.steady import open_standard_files, steady_screen
 from paddle_dp.mesh.heartbeat import heartbeat

@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
-from paddle_dp.launch.command import MODULE, Plan, argv, environment, worker_arguments
-from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.command import MODULE, Plan, argv, environment, rank_arguments
+from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.network import free_ports
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
@@ -108,10 +108,10 @@ class WaitingRanks:
         self._importing, self._safe = [], all(number == 1 for number in threads)
         if not self._safe:
             return None
-        arguments, processes = worker_arguments(plan), self._waiting[: plan.ranks]
+        arguments, processes = rank_arguments(plan), self._waiting[: plan.ranks]
         rank_variables = launched(plan.ranks, variables, attempt)
         for rank, (each, additions) in enumerate(zip(processes, rank_variables, strict=True)):
-            case = Case(arguments, {**variables, **additions}, str(worker_log(attempt, rank)))
+            case = Case(arguments, {**variables, **additions}, str(rank_log(attempt, rank)))
             _write(each, case.as_line())
         return Forks(processes)
 
@@ -278,7 +278,7 @@ class PreparedLauncher:
                 file.write((json.dumps(line) + "\n").encode())
         except BrokenPipeError:  # it has ended: the new launcher will report why
             return None
-        launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
+        launcher.expected, launcher.first_log = plan.numbers, rank_log(attempt, 0)
         return launcher
 
 
