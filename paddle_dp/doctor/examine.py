@@ -15,7 +15,7 @@ from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.launch import logs
 from paddle_dp.launch.attempts import run_command
-from paddle_dp.launch.command import Job, Limits, Plan, environment, launcher
+from paddle_dp.launch.command import Job, LaunchPlan, Limits, environment, launcher
 from paddle_dp.launch.failures import in_a_line
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import meet
@@ -49,7 +49,7 @@ def examine(job: Job, as_json: bool = False) -> int:
     return 0 if well else 1
 
 
-def plan_for(job: Job, here: Machine) -> Plan:
+def plan_for(job: Job, here: Machine) -> LaunchPlan:
     """Returns the plan of the doctor's job: on devices if there are enough for all ranks, else on the CPU."""
     ranks = job.ranks or 1
     if (job.nodes or 1) <= 1:
@@ -57,7 +57,7 @@ def plan_for(job: Job, here: Machine) -> Plan:
     return plan_of(job, here, "auto" if len(here.devices) >= ranks else "cpu")
 
 
-def checks(plan: Plan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
+def checks(plan: LaunchPlan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
     """Yields all checks, quick ones first. Ranks are started only if nothing but the run folder is to be mended."""
     well = True
     for finding in _quick(plan, variables):
@@ -69,7 +69,7 @@ def checks(plan: Plan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
         yield DoctorCheck("exchange", "not tried", "look", "Mend the others first.")
 
 
-def _quick(plan: Plan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
+def _quick(plan: LaunchPlan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
     yield machine.paddle()
     yield machine.device(plan.machine, variables)
     yield machine.threads(plan.machine.cores, plan.ranks, variables)
@@ -97,7 +97,7 @@ def is_well(findings: Sequence[DoctorCheck]) -> bool:
     return not any(finding.state == "mend" for finding in findings)
 
 
-def exchange(plan: Plan) -> list[DoctorCheck]:
+def exchange(plan: LaunchPlan) -> list[DoctorCheck]:
     """Starts the plan's ranks, lets them sum numbers, and reports the result. Raises EndedError on a signal."""
     if plan.all_ranks == 1:
         return [DoctorCheck("exchange", "1 rank has no other to exchange with")]
@@ -111,7 +111,7 @@ def exchange(plan: Plan) -> list[DoctorCheck]:
         return [_failed(plan, outcome, folder)]
 
 
-def _start(plan: Plan, folder: Path) -> Outcome:
+def _start(plan: LaunchPlan, folder: Path) -> Outcome:
     watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
     plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
     if plan.nodes > 1:
@@ -123,7 +123,7 @@ def _start(plan: Plan, folder: Path) -> Outcome:
     return run_command(plan, folder, command, environment(plan, os.environ))
 
 
-def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorCheck]:
+def judged(report: dict[str, Any], plan: LaunchPlan, seconds: float) -> list[DoctorCheck]:
     """Returns the checks for a rank's report (rank.py)."""
     ranks_text = f"{report['ranks']} ranks" + (f" on {plan.nodes} nodes" if plan.nodes > 1 else "")
     speed = f"1 MB summed in {1e3 * report['seconds']:.1f} ms"
@@ -151,7 +151,7 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     return DoctorCheck("clocks", detail)
 
 
-def _failed(plan: Plan, outcome: Outcome, folder: Path) -> DoctorCheck:
+def _failed(plan: LaunchPlan, outcome: Outcome, folder: Path) -> DoctorCheck:
     ranks = plan.all_ranks
     if isinstance(outcome, Failed):
         cause = outcome.cause

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.files import replacing
 from paddle_dp.launch import console, failures, logs
-from paddle_dp.launch.command import Plan, argv, environment
+from paddle_dp.launch.command import LaunchPlan, argv, environment
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from paddle_dp.launch.resume import ResumePoint
 
 ENDED = "ended.json"  # in an attempt's folder; report/run_record.py reads it
-Plans = Callable[[Sequence[AttemptResult]], Plan]
+NextPlan = Callable[[Sequence[AttemptResult]], LaunchPlan]
 """Makes the next attempt's plan from the results of earlier ones, with as many ranks as are available now."""
 
 
 def run(
-    plans: Plans,
+    next_plan: NextPlan,
     attempt: Path,
     inherited: Mapping[str, str],
-    resize: Callable[[Plan], str],
+    resize: Callable[[LaunchPlan], str],
     prepared: PreparedRanks | None = None,
     ends_process: bool = False,
 ) -> int:
@@ -54,7 +54,7 @@ def run(
     """
     history: list[AttemptResult] = []
     with recorded_signals(ends_process) as signals:
-        plan = plans(history)
+        plan = next_plan(history)
         started = time.monotonic()
         console.announce(plan, environment(plan, inherited), attempt)
         point = first_point(plan, attempt)
@@ -76,14 +76,14 @@ def run(
                     ended = AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name)
                     return console.show_end(ended, plan)
             try:
-                plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
+                plan, attempt = next_plan(history), logs.fresh(attempt.parent.parent)
             except UsageError as error:  # too few ranks are left, or too little disk
                 return console.show_end(outcome, plan, f"not started again: {error}")
             if resizes:
                 console.resized(plan, point.label)
 
 
-def _note_end(outcome: AttemptResult, plan: Plan, began: float) -> None:
+def _note_end(outcome: AttemptResult, plan: LaunchPlan, began: float) -> None:
     """Writes how an attempt ended to its folder, for reports: ranks that were killed leave no record themselves.
 
     `began`: in seconds since 1970. Does not raise on a full disk.
@@ -103,8 +103,8 @@ def _note_end(outcome: AttemptResult, plan: Plan, began: float) -> None:
 class _Resizing:
     """Asks `resize` every LOOK seconds for a reason to stop an attempt of `plan`, and keeps that reason."""
 
-    resize: Callable[[Plan], str]
-    plan: Plan
+    resize: Callable[[LaunchPlan], str]
+    plan: LaunchPlan
     reason: str = ""
     looked: float = -math.inf
 
@@ -116,7 +116,7 @@ class _Resizing:
 
 
 def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
-    plan: Plan,
+    plan: LaunchPlan,
     attempt: Path,
     inherited: Mapping[str, str],
     point: ResumePoint,
@@ -149,7 +149,7 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
 
 
 def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
-    plan: Plan,
+    plan: LaunchPlan,
     attempt: Path,
     command: Sequence[str],
     variables: Mapping[str, str],
@@ -185,7 +185,7 @@ def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
 
 
 def run_command(
-    plan: Plan,
+    plan: LaunchPlan,
     folder: Path,
     command: Sequence[str],
     variables: Mapping[str, str],
@@ -203,14 +203,14 @@ def run_command(
     return outcome
 
 
-def _secret(plan: Plan) -> dict[str, str]:
+def _secret(plan: LaunchPlan) -> dict[str, str]:
     """Returns the variables with the attempt's secret, shared by its ranks and hidden from other users."""
     if plan.meeting is None:
         return {secret.VARIABLE: secrets.token_hex(secret.BYTES)}
     return {secret.VARIABLE: plan.meeting.key.hex(), **({} if plan.meeting.seals else {secret.SEAL: "off"})}
 
 
-def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
+def _screen(plan: LaunchPlan, variables: dict[str, str]) -> BinaryIO | None:
     """Returns the stream to copy rank 0's output to. On a terminal rank 0 draws itself, and nothing is copied."""
     if plan.job.quiet:
         return None
@@ -221,7 +221,7 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
-def first_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
+def first_point(plan: LaunchPlan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
     """Returns where the first attempt begins: at --resume; a job with restarts skips damaged newest checkpoints."""
     if plan.job.restarts and plan.job.resume == "newest" and not plan.job.script:
         return next_point(plan, attempt, stocks)
@@ -230,7 +230,7 @@ def first_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) 
     return ResumePoint(resume=plan.job.resume)
 
 
-def next_point(plan: Plan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
+def next_point(plan: LaunchPlan, attempt: Path, stocks: Iterable[Any] | None = None) -> ResumePoint:
     """Returns where a later attempt begins: at the newest good checkpoint; a script finds its checkpoint itself.
     `stocks`: of `resume.newest_point`."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here

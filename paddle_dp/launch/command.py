@@ -106,7 +106,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
 
     The first `servers` of all ranks need no device. `began` is its start, by the clock of the run folder's disk.
@@ -167,7 +167,7 @@ class Plan:
         return max(1, self.machine.cores // self.ranks)
 
 
-def argv(plan: Plan, logs: Path) -> list[str]:
+def argv(plan: LaunchPlan, logs: Path) -> list[str]:
     """Returns the command that starts the plan's ranks on this node through Paddle's launcher."""
     begin = launcher(plan, logs)
     if plan.job.script:
@@ -175,7 +175,7 @@ def argv(plan: Plan, logs: Path) -> list[str]:
     return [*begin, str(RECIPE_RANK), *rank_arguments(plan)]
 
 
-def rank_arguments(plan: Plan) -> list[str]:
+def rank_arguments(plan: LaunchPlan) -> list[str]:
     """Returns the arguments of each rank of a recipe."""
     arguments = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
@@ -183,7 +183,7 @@ def rank_arguments(plan: Plan) -> list[str]:
     return arguments
 
 
-def launcher(plan: Plan, logs: Path) -> list[str]:
+def launcher(plan: LaunchPlan, logs: Path) -> list[str]:
     """Returns the launcher's part of that command, to be followed by a script and its arguments."""
     meeting = plan.meeting
     arguments = [sys.executable, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
@@ -205,7 +205,7 @@ def typed(path: Path | str) -> str:
     return f"./{argument}" if argument.startswith("-") or "=" in argument.split("/")[0] else argument
 
 
-def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
+def settings(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that a rank needs and `inherited` lacks; set them before importing paddle."""
     variables = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
     if plan.nodes == 1:
@@ -220,7 +220,7 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in inherited}
 
 
-def environment(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the plan's processes: `inherited` without leftovers of other jobs, with `settings`."""
     variables = {
         name: value
@@ -250,7 +250,7 @@ def environment(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def headline(plan: Plan, variables: Mapping[str, str], folder: Path) -> str:
+def headline(plan: LaunchPlan, variables: Mapping[str, str], folder: Path) -> str:
     """Returns the line printed at the start: ranks, threads and `folder`, the run folder."""
     ranks = plural(plan.ranks, "rank")
     if plan.nodes > 1:

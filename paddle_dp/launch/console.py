@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paddle_dp.launch import failures, logs
-from paddle_dp.launch.command import Plan, headline
+from paddle_dp.launch.command import LaunchPlan, headline
 from paddle_dp.launch.restarts import AttemptResult, Restart
 from paddle_dp.plan.goodput import read_goodput
 from paddle_dp.text import numbered, plural
 
 
-def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
+def announce(plan: LaunchPlan, variables: dict[str, str], attempt: Path) -> None:
     """Prints the line at a job's beginning."""
     if not plan.job.quiet:
         print(headline(plan, variables, attempt.parent.parent), flush=True)
 
 
-def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
+def show_end(outcome: AttemptResult, plan: LaunchPlan, why: str = "") -> int:
     """Shows why a job ended, and how to resume it, last on the screen; returns its exit status.
 
     `why`: the reason for no restart.
@@ -41,7 +41,7 @@ def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
     return outcome.status
 
 
-def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) -> None:
+def show_restart(outcome: AttemptResult, plan: LaunchPlan, then: Restart, label: str) -> None:
     """Prints two lines: why an attempt ended, and from where the next one starts."""
     _show_cursor()
     if outcome.cause is None:
@@ -57,13 +57,13 @@ def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) 
     )
 
 
-def resized(plan: Plan, label: str, nodes: Sequence[int] = ()) -> None:
+def resized(plan: LaunchPlan, label: str, nodes: Sequence[int] = ()) -> None:
     """Prints where an attempt begins that may have another number of ranks, and their number and `nodes`."""
     on = f" of {numbered('node', nodes)}" if nodes else ""
     write(f"goes on from {label} on {plural(plan.all_ranks, 'rank')}{on}")
 
 
-def end(text: str, plan: Plan, attempt: Path) -> None:
+def end(text: str, plan: LaunchPlan, attempt: Path) -> None:
     """Shows why the job ended, the goodput of a run that was restarted, and how to resume it."""
     from paddle_dp.launch.resume import how_to_resume  # imports NumPy, which few jobs need here
 

@@ -22,7 +22,7 @@ from paddle_dp.text import plural
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint.node_copies import Generation
-    from paddle_dp.launch.command import Plan
+    from paddle_dp.launch.command import LaunchPlan
     from paddle_dp.recipe import Recipe
 
 JOB = "job"  # in the folder: the digest of the job's recipe, run folder and layout
@@ -32,7 +32,7 @@ _REMOVER = 'cat; for n in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; s
 
 
 @contextmanager
-def memory_folder(recipe: Recipe, plan: Plan) -> Iterator[Path | None]:
+def memory_folder(recipe: Recipe, plan: LaunchPlan) -> Iterator[Path | None]:
     """Yields the folder if the recipe's training keeps checkpoints in memory, else None; removes folders of jobs that
     were killed. Raises UsageError for a job that cannot keep any."""
     if plan.job.entry_point != "train":
@@ -52,7 +52,7 @@ def memory_folder(recipe: Recipe, plan: Plan) -> Iterator[Path | None]:
         yield folder
 
 
-def _refusal(recipe: Recipe, plan: Plan) -> str:
+def _refusal(recipe: Recipe, plan: LaunchPlan) -> str:
     """Returns why a job cannot keep checkpoints in memory; "" if it can."""
     if not plan.job.restarts:
         return (

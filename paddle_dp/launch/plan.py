@@ -1,11 +1,11 @@
-"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts."""
+"""Turns a Job into a LaunchPlan for this machine, or refuses it with one sentence before anything starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import gigabytes, plural
 
@@ -27,7 +27,9 @@ class RankDevices:
     known: bool = True
 
 
-def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices = RankDevices()) -> Plan:
+def plan_of(
+    job: Job, machine: Machine, device: str = "auto", each: RankDevices = RankDevices()
+) -> LaunchPlan:
     """Returns the plan of the job on this machine; `device` is the recipe's train.device.
 
     A strategy with several devices for `each` rank has one rank by default. Raises UsageError if the job contradicts
@@ -44,7 +46,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
     ranks, node = job.ranks or 1, job.node_rank or 0
-    plan = Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=each.servers)
+    plan = LaunchPlan(job=job, machine=machine, ranks=ranks, nodes=nodes, node=node, servers=each.servers)
     if job.devices is not None:
         devices = _devices(plan, job.devices, device, each)
         ranks = job.ranks or _local_ranks(plan, len(devices) // each.devices)
@@ -65,7 +67,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     return replace(plan, devices=machine.devices[: (ranks - plan.servers_here) * each.devices])
 
 
-def _local_ranks(plan: Plan, computing: int) -> int:
+def _local_ranks(plan: LaunchPlan, computing: int) -> int:
     """Returns the number of this node's ranks, of which `computing` have devices: all servers are on node 0."""
     return computing + (plan.servers if plan.node == 0 else 0)
 
@@ -92,7 +94,7 @@ def check_ranks(ranks: int | None) -> None:
         raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
 
 
-def check_memory(plan: Plan, available: int | None) -> None:
+def check_memory(plan: LaunchPlan, available: int | None) -> None:
     """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks,
     and the processes that wait for a restart with Paddle imported (prepared_ranks.py).
 
@@ -116,7 +118,7 @@ def check_memory(plan: Plan, available: int | None) -> None:
     )
 
 
-def _devices(plan: Plan, devices: tuple[int, ...], device: str, each: RankDevices) -> tuple[str, ...]:
+def _devices(plan: LaunchPlan, devices: tuple[int, ...], device: str, each: RankDevices) -> tuple[str, ...]:
     """Returns the names of `--devices`. Raises UsageError unless they are here and fit the recipe and --ranks."""
     names, machine, requested = tuple(map(str, devices)), plan.machine, plan.job.ranks
     option, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
-from paddle_dp.launch.command import MODULE, Plan, argv, environment, rank_arguments
+from paddle_dp.launch.command import MODULE, LaunchPlan, argv, environment, rank_arguments
 from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.network import free_ports
 from paddle_dp.launch.privately import for_launcher, in_the_open
@@ -93,7 +93,7 @@ class WaitingRanks:
             each.wait()
         self._waiting, self._importing = [], []
 
-    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
+    def begin(self, plan: LaunchPlan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
         """Starts the plan's ranks, which write to `attempt`; returns None if they must be new processes.
 
         These are needed on accelerators, whose drivers survive no fork; on several nodes; for a script; and if a
@@ -115,7 +115,7 @@ class WaitingRanks:
             _write(each, case.as_line())
         return Forks(processes)
 
-    def start(self, plan: Plan, variables: Mapping[str, str], delay: float = 0.0) -> None:
+    def start(self, plan: LaunchPlan, variables: Mapping[str, str], delay: float = 0.0) -> None:
         """Starts as many waiting processes as the plan has ranks, unless they wait already. They import Paddle after
         `delay` seconds, or as soon as `begin` needs them.
 
@@ -153,7 +153,7 @@ class Spares:
     def __exit__(self, *_: object) -> None:
         self._waiting.__exit__()
 
-    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
+    def begin(self, plan: LaunchPlan, variables: Mapping[str, str], attempt: Path) -> Started | None:
         """Starts the plan's ranks; returns None if Paddle's launcher must start them."""
         first, self._first = self._first, None
         if first is None:
@@ -213,7 +213,7 @@ class PreparedLauncher:
     next one, unless `renews` is False.
     """
 
-    def __init__(self, plan: Plan, inherited: Mapping[str, str], renews: bool = True):
+    def __init__(self, plan: LaunchPlan, inherited: Mapping[str, str], renews: bool = True):
         self._environment = {n: v for n, v in environment(plan, inherited).items() if in_the_open(n)}
         self._renews = renews
         self._launcher: Launcher | None = None
@@ -248,7 +248,7 @@ class PreparedLauncher:
             self._launcher.wait()
             self._launcher = None
 
-    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
+    def begin(self, plan: LaunchPlan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
         """Lets the launcher start the plan and returns it; returns None if a new launcher must be started."""
         self._hidden.close()  # of the attempt before, whose ranks have ended
         launcher = self._begun(plan, self._hidden.enter_context(for_launcher(variables)), attempt)
@@ -264,7 +264,7 @@ class PreparedLauncher:
                 self._start(IMPORT_AFTER)
         return launcher
 
-    def _begun(self, plan: Plan, env: dict[str, str], attempt: Path) -> Launcher | None:
+    def _begun(self, plan: LaunchPlan, env: dict[str, str], attempt: Path) -> Launcher | None:
         launcher, args = self._launcher, argv(plan, attempt)
         line = [args[args.index(MODULE) + 1 :], env, str(attempt / "launcher.log")]
         if launcher is None or launcher.poll() is not None:

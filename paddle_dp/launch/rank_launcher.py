@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
-from paddle_dp.launch.command import RECIPE_RANK, Plan, rank_arguments
+from paddle_dp.launch.command import RECIPE_RANK, LaunchPlan, rank_arguments
 from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.machine import visible_in
 from paddle_dp.launch.prepared_ranks import launched
@@ -21,7 +21,7 @@ from paddle_dp.launch.processes import alive, child_options, descendants, exit_o
 class RankLauncher:
     """The starter of this node's ranks, for the supervisor, as `rank_monitor.Launcher` is Paddle's."""
 
-    def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
+    def __init__(self, plan: LaunchPlan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(RECIPE_RANK), *rank_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
         rank_variables = environments(plan, variables, attempt)
@@ -51,7 +51,7 @@ class RankLauncher:
             process.wait()
 
 
-def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
+def environments(plan: LaunchPlan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
     """Returns the variables of each rank of this node, like Paddle's launcher; only workers get devices."""
     launched_envs = launched(plan.ranks, variables, attempt)
     rank_variables = []
@@ -67,7 +67,7 @@ def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> lis
     return rank_variables
 
 
-def _device(plan: Plan, local_rank: int) -> dict[str, str]:
+def _device(plan: LaunchPlan, local_rank: int) -> dict[str, str]:
     """Returns the variables that select the device of a local rank: no device for a server."""
     if not plan.devices:
         return {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from paddle_dp.launch.processes import alive, descendants, exit_of, marked, variable
 
 if TYPE_CHECKING:
-    from paddle_dp.launch.command import Plan
+    from paddle_dp.launch.command import LaunchPlan
 
 LAUNCHER_MARK = "PADDLE_DP_LAUNCHER"  # variable of a launcher that was started before its attempt had a mark
 
@@ -56,7 +56,7 @@ class Started(Protocol):
 class PreparedRanks(Protocol):
     """Waiting ranks, or a launcher, prepared before the job is known."""
 
-    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
+    def begin(self, plan: LaunchPlan, variables: Mapping[str, str], attempt: Path) -> Started | None:
         """Starts the plan's ranks, which write to `attempt`; returns None if it cannot start them."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import console, machine
-from paddle_dp.launch.command import Plan
+from paddle_dp.launch.command import LaunchPlan
 from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.text import plural
@@ -57,7 +57,7 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
     )
 
 
-def with_ranks(plan: Plan, ranks: int) -> Plan:
+def with_ranks(plan: LaunchPlan, ranks: int) -> LaunchPlan:
     """Returns the plan reduced to `ranks`."""
     plan = replace(plan, ranks=ranks)
     return replace(plan, devices=plan.devices[: ranks - plan.servers_here])
@@ -70,7 +70,7 @@ class RankSupply:
     `plan` has all requested ranks. `run` is the run's folder.
     """
 
-    plan: Plan
+    plan: LaunchPlan
     run: Path
     refused: Refused
     machine: Callable[[], Machine] = Machine.here
@@ -88,7 +88,7 @@ class RankSupply:
         """True if this machine may have another number of ranks in another attempt."""
         return self.plan.job.least_ranks is not None
 
-    def next(self, history: Sequence[AttemptResult] = ()) -> Plan:
+    def next(self, history: Sequence[AttemptResult] = ()) -> LaunchPlan:
         """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
         if not self.varies:
             return self.plan
@@ -104,7 +104,7 @@ class RankSupply:
             return equal(offers)
         return choose(offers, job.least_nodes or plan.nodes, job.least_ranks or plan.ranks, self.refused)
 
-    def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
+    def announce_next(self, history: Sequence[AttemptResult] = ()) -> LaunchPlan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.varies and self.plan.devices:
             machine.ask_paddle.cache_clear()  # a device of a plugin may have gone
@@ -114,7 +114,7 @@ class RankSupply:
             console.write(self._shortage)
         return plan
 
-    def offered(self) -> Plan:
+    def offered(self) -> LaunchPlan:
         """Returns the plan of as many ranks as are available now, even if the recipe cannot be trained on them."""
         plan = self.plan
         if not self.varies:
@@ -130,7 +130,7 @@ class RankSupply:
             most = min(most, allowed)
         return with_ranks(replace(plan, devices=there), max(most, 0))
 
-    def resize(self, plan: Plan) -> str:
+    def resize(self, plan: LaunchPlan) -> str:
         """Returns a line: why a running attempt of `plan` stops now, and how it goes on; "" if it need not stop."""
         if not self.varies:
             return ""
@@ -196,7 +196,7 @@ class RankSupply:
             return  # a server has no device
         self.lost.append(now.devices[position] if now.devices else str(rank))
 
-    def shortage(self, plan: Plan) -> str:
+    def shortage(self, plan: LaunchPlan) -> str:
         """Returns why an attempt has fewer ranks than requested, "3 of at most 4 ranks: …"; "" if it has all."""
         if plan.ranks >= self.plan.ranks:
             return ""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddle_dp.errors import JobError, UsageError, did_you_mean
-from paddle_dp.launch.command import Job, Plan, headline, settings
+from paddle_dp.launch.command import Job, LaunchPlan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import die_with_parent
@@ -164,7 +164,7 @@ def _prepare_process(job: Job) -> None:
         die_with_parent()
     here = Machine.here()
     ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))
-    plan = Plan(job=job, machine=here, ranks=ranks, nodes=nodes, devices=here.devices[:ranks])
+    plan = LaunchPlan(job=job, machine=here, ranks=ranks, nodes=nodes, devices=here.devices[:ranks])
     os.environ.update(settings(plan, os.environ))
     if _rank() == 0:
         print(headline(plan, os.environ, job.recipe), flush=True)

@@ -78,9 +78,9 @@ SCRIPT = 'started again, a script with Trainer.of(…, resume="auto") goes on fr
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """Returns the last line on the screen of a job that failed or was ended; `folder` is the run's.
 
-    It names the checkpoint of --resume until the job has saved another: checkpoints from before `began` (Plan.began)
-    then belong to an abandoned training. Returns None if the job does not train, or this node does not keep the
-    checkpoints.
+    It names the checkpoint of --resume until the job has saved another: checkpoints from before `began`
+    (LaunchPlan.began) then belong to an abandoned training. Returns None if the job does not train, or this node does
+    not keep the checkpoints.
     """
     if job.script and not job.node_rank:
         return SCRIPT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, console, logs
-from paddle_dp.launch.command import Job, Limits, Plan, environment
+from paddle_dp.launch.command import Job, LaunchPlan, Limits, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.machine import Machine, available_memory
@@ -141,7 +141,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
     _check_resume(job)
     check_load(job, recipe)
 
-    def opened(goes_on: bool) -> tuple[Plan, Path]:
+    def opened(goes_on: bool) -> tuple[LaunchPlan, Path]:
         resume = "newest" if goes_on and has_run(recipe.folder) else job.resume
         return _claimed(supply.plan, recipe.folder, resume)
 
@@ -156,7 +156,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
         release(recipe.folder)
 
 
-def _read(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+def _read(job: Job, machine: Machine) -> tuple[Recipe, LaunchPlan]:
     """Returns the job's recipe, and its plan with devices for the recipe's strategy.
 
     Raises UsageError if they are missing.
@@ -171,7 +171,7 @@ def _read(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     return recipe, replace(plan, limits=limits)
 
 
-def evaluation(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+def evaluation(job: Job, machine: Machine) -> tuple[Recipe, LaunchPlan]:
     """Returns the recipe and the plan of an evaluation; with `FALLBACK` if the run's strategy does not take its ranks.
 
     A checkpoint of any strategy fits any other. Raises UsageError if `FALLBACK` is refused, too, or if the job itself
@@ -200,7 +200,7 @@ def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
         component.refuse(recipe, ranks, kind)
 
 
-def _refuse_spares(plan: Plan) -> None:
+def _refuse_spares(plan: LaunchPlan) -> None:
     """Raises UsageError for ranks that no waiting process could become."""
     reason = (
         "these ranks compute on accelerators, whose drivers survive no fork" if plan.devices
@@ -221,7 +221,7 @@ def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
     return ""
 
 
-def _check_machine(plan: Plan) -> None:
+def _check_machine(plan: LaunchPlan) -> None:
     check_memory(plan, available_memory())
     if plan.nodes == 1 and not plan.alone:
         check_loopback()
@@ -237,7 +237,7 @@ def _check_resume(job: Job) -> None:
         )
 
 
-def _claimed(plan: Plan, folder: Path, resume: str | None) -> tuple[Plan, Path]:
+def _claimed(plan: LaunchPlan, folder: Path, resume: str | None) -> tuple[LaunchPlan, Path]:
     """Claims the run's folder; returns the plan with it, and a new folder for the first attempt's logs.
 
     Rank 0 moves an older run in it aside after all checks.
@@ -251,7 +251,7 @@ def _claimed(plan: Plan, folder: Path, resume: str | None) -> tuple[Plan, Path]:
     return _with_logs(replace(plan, job=job), folder)
 
 
-def _with_logs(plan: Plan, folder: Path) -> tuple[Plan, Path]:
+def _with_logs(plan: LaunchPlan, folder: Path) -> tuple[LaunchPlan, Path]:
     """Returns the plan with the time of its start, and a new folder for the first attempt's logs.
 
     Later nodes write their logs to a folder next to the run's, since the disk may be shared.
@@ -263,7 +263,7 @@ def _with_logs(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 
 def _run_plan(
     supply: RankSupply,
-    opened: Callable[[bool], tuple[Plan, Path]],
+    opened: Callable[[bool], tuple[LaunchPlan, Path]],
     inherited: Mapping[str, str],
     spare: int | None = None,
     prepared: PreparedRanks | None = None,
@@ -289,7 +289,7 @@ def _run_plan(
     return attempts.run(supply.announce_next, attempt, inherited, supply.resize, prepared, ends)
 
 
-def _alone(plan: Plan, attempt: Path) -> int:
+def _alone(plan: LaunchPlan, attempt: Path) -> int:
     """Runs the only rank in this process: no launcher, no process group, no start-up cost."""
     from paddle_dp.launch.recipe_rank import guarded, work
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from paddle_dp.errors import StoppedError
 from paddle_dp.kernel_kills import KernelKills
 from paddle_dp.launch import logs, processes, stacks
-from paddle_dp.launch.command import Plan
+from paddle_dp.launch.command import LaunchPlan
 from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
@@ -90,7 +90,7 @@ class Supervision:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         process: Started,
         attempt: Path,
         mark: str,
@@ -372,7 +372,7 @@ class Supervision:
 
 
 @contextmanager
-def board_of(plan: Plan) -> Iterator[StatusTable | None]:
+def board_of(plan: LaunchPlan) -> Iterator[StatusTable | None]:
     """Yields the table of the ranks' heartbeats; None for a job without a watch, or if there is no memory for it."""
     board = None
     if plan.limits is not None:
@@ -384,7 +384,7 @@ def board_of(plan: Plan) -> Iterator[StatusTable | None]:
         yield board
 
 
-def nobody_came(plan: Plan, seconds: float, attempt: Path) -> str:
+def nobody_came(plan: LaunchPlan, seconds: float, attempt: Path) -> str:
     """Returns the message for a launcher that has started no rank for `seconds`."""
     cause = "."
     if plan.nodes > 1:

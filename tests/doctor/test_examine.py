@@ -19,7 +19,7 @@ from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.rank import exchange as exchanged
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.supervisor import Failed
@@ -31,8 +31,8 @@ SEEN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def plan(ranks: int = 2, nodes: int = 1) -> Plan:
-    return Plan(job=Job(ranks=ranks), machine=Machine(cores=2), ranks=ranks, nodes=nodes)
+def plan(ranks: int = 2, nodes: int = 1) -> LaunchPlan:
+    return LaunchPlan(job=Job(ranks=ranks), machine=Machine(cores=2), ranks=ranks, nodes=nodes)
 
 
 def summed(first: str) -> dict[str, Any]:

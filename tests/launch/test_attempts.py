@@ -17,7 +17,7 @@ import pytest
 from paddle_dp.checkpoint import Checks, Snapshot, TensorShard, save
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import attempts, logs
-from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.restarts import AttemptResult
@@ -55,7 +55,7 @@ class Script:
 
     def __call__(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         attempt: Path,
         inherited: Any,
         point: ResumePoint,
@@ -89,17 +89,17 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         *deeds: Any,
         job: Job = JOB,
         ranks: Callable[[Any], int] = lambda history: 2,
-        resize: Callable[[Plan], str] = lambda plan: "",
+        resize: Callable[[LaunchPlan], str] = lambda plan: "",
     ) -> tuple[int, Script]:
         script = Script(run, *deeds)
         monkeypatch.setattr(attempts, "run_once", script)
         attempt = logs.fresh(run)
 
-        def plans(history: Any) -> Plan:
+        def next_plan(history: Any) -> LaunchPlan:
             began = attempt.stat().st_mtime
-            return Plan(job=job, machine=Machine(cores=2), ranks=ranks(history), began=began)
+            return LaunchPlan(job=job, machine=Machine(cores=2), ranks=ranks(history), began=began)
 
-        return attempts.run(plans, attempt, {}, resize), script
+        return attempts.run(next_plan, attempt, {}, resize), script
 
     monkeypatch.setattr("paddle_dp.launch.restarts.FIRST_WAIT", 0.002)
     return do
@@ -263,7 +263,7 @@ def test_how_many_ranks_there_are_is_asked_before_each_attempt(play, tmp_path, c
 def test_a_stop_for_another_number_of_ranks_is_no_failure(play, tmp_path, capsys) -> None:
     run, wanted = tmp_path / "run", [4, 3, 3]
 
-    def resize(plan: Plan) -> str:
+    def resize(plan: LaunchPlan) -> str:
         return "" if plan.ranks == wanted[0] else f"{wanted[0]} ranks can be had now"
 
     def stops_at(step: int) -> Callable[[], tuple[int, int]]:

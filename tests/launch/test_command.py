@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from paddle_dp.launch.command import Job, Meeting, Plan, argv, environment, headline, settings
+from paddle_dp.launch.command import Job, LaunchPlan, Meeting, argv, environment, headline, settings
 from paddle_dp.launch.machine import Machine
 
 CPU = Machine(cores=8, mkl_type="7")
@@ -16,8 +16,8 @@ GPU = Machine(cores=8, kind="gpu", devices=("0", "1", "2"))
 
 def plan(
     machine: Machine = CPU, ranks: int = 2, devices: tuple[str, ...] = (), nodes: int = 1, meeting=None, **job
-) -> Plan:
-    return Plan(
+) -> LaunchPlan:
+    return LaunchPlan(
         job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, devices=devices, nodes=nodes,
         node=job.get("node_rank") or 0, meeting=meeting,
     )  # fmt: skip

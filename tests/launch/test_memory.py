@@ -13,13 +13,13 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import memory
-from paddle_dp.launch.command import Job, Plan, environment
+from paddle_dp.launch.command import Job, LaunchPlan, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import memory_folder, stock
 from paddle_dp.mesh.environment import MEMORY
 from tests.eventually import eventually
 
-PLAN = Plan(job=Job(recipe=Path("a.yaml"), ranks=2, restarts=3), machine=Machine(cores=2), ranks=2)
+PLAN = LaunchPlan(job=Job(recipe=Path("a.yaml"), ranks=2, restarts=3), machine=Machine(cores=2), ranks=2)
 
 
 def recipe(*callbacks: str, seed: int = 0, may_lose_ranks: bool = False) -> Any:
@@ -66,7 +66,9 @@ LOSES = recipe("memory_checkpoint", may_lose_ranks=True)
     [(KEEPS, replace(PLAN, job=replace(PLAN.job, restarts=0)), "Add --restarts 3"),
      (LOSES, replace(PLAN, nodes=2), "on several nodes a rank that this strategy goes on without")],
 )  # fmt: skip
-def test_a_job_that_could_not_use_it_is_refused(parent: Path, asked: Any, plan: Plan, words: str) -> None:
+def test_a_job_that_could_not_use_it_is_refused(
+    parent: Path, asked: Any, plan: LaunchPlan, words: str
+) -> None:
     with pytest.raises(UsageError, match=words), memory_folder(asked, plan):
         pass
     assert not list(parent.iterdir())
@@ -93,8 +95,8 @@ def test_a_message_has_spans_of_ranks_not_each_of_thousands() -> None:
 
 HOLDS = """
 import sys, time
-from pathlib import Path
 from paddle_dp.launch import memory
+from pathlib import Path
 from tests.launch.test_memory import KEEPS, PLAN
 memory.FOLDER = Path(sys.argv[1])
 with memory.memory_folder(KEEPS, PLAN) as folder:

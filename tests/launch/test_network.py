@@ -17,7 +17,7 @@ from paddle_dp.launch import network, start
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.network import interface_of, meet, reserved_ports
-from paddle_dp.launch.plan import Plan
+from paddle_dp.launch.plan import LaunchPlan
 
 
 def test_a_master_on_this_machine_is_met_at_its_own_address():
@@ -158,7 +158,7 @@ def test_a_machine_without_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) 
         UsageError, match=r"nothing gets there \(Network is unreachable\). Set it up: ip link set lo up"
     ):
         network.check_loopback()
-    several = Plan(job=Job(recipe=Path("r.yaml"), ranks=2), machine=Machine(cores=2), ranks=2)
+    several = LaunchPlan(job=Job(recipe=Path("r.yaml"), ranks=2), machine=Machine(cores=2), ranks=2)
     with pytest.raises(UsageError, match="ip link set lo up"):
         start._check_machine(several)
     start._check_machine(replace(several, ranks=1))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.launch.attempts import supervise
-from paddle_dp.launch.command import Job, Plan, argv, environment
+from paddle_dp.launch.command import Job, LaunchPlan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.prepared_ranks import PreparedLauncher, WaitingRanks, _answer, launched
 from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
@@ -74,7 +74,7 @@ def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, 
     attempt.mkdir()
     extra = {"folder": str(attempt), **options}
     job = Job(recipe=RECIPE, entry_point=f"{__name__}:{function.__name__}", extra=extra, quiet=True)
-    plan = Plan(job=job, machine=Machine.here(), ranks=2)
+    plan = LaunchPlan(job=job, machine=Machine.here(), ranks=2)
     variables = environment(plan, os.environ)
     ends = replace(ExternalEvents(signals=Signals()), **({"must_end": limit} if limit else {}))
     return supervise(plan, attempt, argv(plan, attempt), variables, ends, prepared=waiting)[0]
@@ -171,7 +171,7 @@ def test_an_answer_is_awaited_for_a_limited_time(monkeypatch):
 @pytest.mark.long
 def test_ranks_that_are_needed_early_import_at_once(tmp_path):
     """A rank that was killed in a job's first seconds waited for the end of the spares' delay."""
-    plan = Plan(job=Job(recipe=RECIPE, entry_point=f"{__name__}:tell"), machine=Machine.here(), ranks=2)
+    plan = LaunchPlan(job=Job(recipe=RECIPE, entry_point=f"{__name__}:tell"), machine=Machine.here(), ranks=2)
     with WaitingRanks() as spares:
         spares.start(plan, environment(plan, os.environ), 600.0)
         pids = [each.pid for each in spares._waiting]
@@ -181,7 +181,7 @@ def test_ranks_that_are_needed_early_import_at_once(tmp_path):
 
 @pytest.mark.parametrize("changed", [{"devices": ("0",)}, {"nodes": 2}])
 def test_ranks_on_devices_and_on_several_nodes_are_started(changed, tmp_path):
-    plan = Plan(job=Job(recipe=RECIPE), machine=Machine(cores=2), ranks=2, **changed)
+    plan = LaunchPlan(job=Job(recipe=RECIPE), machine=Machine(cores=2), ranks=2, **changed)
     assert WaitingRanks().begin(plan, {}, tmp_path) is None
 
 
@@ -200,7 +200,7 @@ def test_a_block_without_enough_free_ports_is_left_for_others(tmp_path):
     assert len({int(end.rpartition(":")[2]) for end in ends} - {61001, 61002}) == 3
 
 
-PLAN = Plan(job=Job(recipe=Path("r.yaml"), ranks=2), machine=Machine(cores=2), ranks=2)
+PLAN = LaunchPlan(job=Job(recipe=Path("r.yaml"), ranks=2), machine=Machine(cores=2), ranks=2)
 
 
 @pytest.fixture

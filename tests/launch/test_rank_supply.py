@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.rank_supply import RankSupply, choose
@@ -25,7 +25,7 @@ def pairs_only(ranks: int) -> str:
 
 def supply(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> RankSupply:
     job = Job(recipe=Path("r.yaml"), ranks=ranks, least_ranks=least, **more.pop("job", {}))
-    plan = Plan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
+    plan = LaunchPlan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
     return RankSupply(plan=plan, run=run, refused=refused, **more)
 
 

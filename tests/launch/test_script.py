@@ -10,7 +10,7 @@ import pytest
 
 from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import SCRIPT_RANK, Job, Plan, argv, environment
+from paddle_dp.launch.command import SCRIPT_RANK, Job, LaunchPlan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.rank_process import is_well
@@ -148,7 +148,8 @@ def test_a_run_with_this_jobs_logs_in_it_does_not_move_aside(tmp_path, monkeypat
 
 def test_the_environment_of_a_script_is_that_of_a_training():
     script, training = (
-        environment(Plan(job=job, machine=CPU, ranks=2), {"A": "b"}) for job in (Job(script=("x.py",)), Job())
+        environment(LaunchPlan(job=job, machine=CPU, ranks=2), {"A": "b"})
+        for job in (Job(script=("x.py",)), Job())
     )
     assert script == training
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
 from paddle_dp.launch import attempts, console, logs, memory, network
-from paddle_dp.launch.command import Job, Meeting, Plan, environment
+from paddle_dp.launch.command import Job, LaunchPlan, Meeting, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
 from paddle_dp.launch.nodes.connections import TICK, Membership, Server
 from paddle_dp.launch.nodes.messages import Message
@@ -113,12 +113,12 @@ class NodeJob:
 
     supply: RankSupply
     limits: NodeLimits
-    open: Callable[[bool], tuple[Plan, Path]]
+    open: Callable[[bool], tuple[LaunchPlan, Path]]
     inherited: Mapping[str, str]
     prepared: PreparedRanks | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> LaunchPlan:
         return self.supply.plan
 
 
@@ -163,7 +163,7 @@ class _Node:
     signals: Signals
     server: Server | None  # on node 0
     secret: bytes = field(repr=False)  # the user's
-    plan: Plan | None = None  # once the run's folder is ready
+    plan: LaunchPlan | None = None  # once the run's folder is ready
     logs: Path | None = None  # of the next attempt, or the last one
     point: ResumePoint = field(default_factory=ResumePoint)  # where the next attempt begins
     started: float = 0.0
@@ -322,7 +322,7 @@ class _Node:
                 self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
         return self.member.must_stop()
 
-    def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
+    def _plan(self, plan: LaunchPlan, numbers: Sequence[int], ranks: int) -> LaunchPlan:
         devices = self.node_job.supply.offered().devices
         plan = replace(plan, nodes=len(numbers), node=numbers.index(self.number), devices=devices)
         return with_ranks(plan, ranks)

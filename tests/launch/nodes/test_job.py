@@ -19,7 +19,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch import attempts, logs, network
-from paddle_dp.launch.command import Job, Meeting, Plan
+from paddle_dp.launch.command import Job, LaunchPlan, Meeting
 from paddle_dp.launch.failures import Failure, describe
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.nodes import connections, rendezvous
@@ -32,14 +32,14 @@ from paddle_dp.launch.rank_supply import RankSupply
 from paddle_dp.launch.restarts import AttemptResult
 from tests.eventually import eventually
 
-Act = Callable[["Play", Plan, Any], AttemptResult | None]
+Act = Callable[["Play", LaunchPlan, Any], AttemptResult | None]
 
 
-def works(play: Play, plan: Plan, outside: Any) -> None:
+def works(play: Play, plan: LaunchPlan, outside: Any) -> None:
     """The ranks are done, all at the same time."""
 
 
-def waits(play: Play, plan: Plan, outside: Any) -> AttemptResult:
+def waits(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult:
     """The ranks work until they are told to end, or to stop."""
     end = time.monotonic() + 5
     while not outside.must_end() and not outside.must_stop():
@@ -50,15 +50,15 @@ def waits(play: Play, plan: Plan, outside: Any) -> AttemptResult:
     return failure(plan, "LostPeerError", "it lost a peer")
 
 
-def stops(play: Play, plan: Plan, outside: Any) -> AttemptResult:
+def stops(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult:
     return failure(plan, "StoppedError", "stopped after step 7", status=75)
 
 
-def raises(play: Play, plan: Plan, outside: Any) -> AttemptResult:
+def raises(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult:
     return failure(plan, "ValueError", "the culprit's own words")
 
 
-def failure(plan: Plan, kind: str, message: str, status: int = 1) -> AttemptResult:
+def failure(plan: LaunchPlan, kind: str, message: str, status: int = 1) -> AttemptResult:
     cause = Failure(
         rank=plan.node * plan.ranks, kind=kind, message=message, traceback=f"{kind}: {message}", exit_status=status,
         expected=kind == "StoppedError", host=f"host{plan.job.node_rank}",
@@ -80,7 +80,7 @@ class Play:
 
     def run_once(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         attempt: Path,
         inherited: Any,
         point: Any,
@@ -99,9 +99,9 @@ class Play:
             recipe=Path("r.yaml"), nodes=self.limits.most, master=f"127.0.0.1:{self.port}", node_rank=number,
             restarts=restarts, quiet=True,
         )  # fmt: skip
-        plan = Plan(job=job, machine=Machine(cores=1), ranks=ranks, nodes=self.limits.most)
+        plan = LaunchPlan(job=job, machine=Machine(cores=1), ranks=ranks, nodes=self.limits.most)
 
-        def opened(goes_on: bool) -> tuple[Plan, Path]:
+        def opened(goes_on: bool) -> tuple[LaunchPlan, Path]:
             self.opened.append((number, goes_on))
             return plan, logs.fresh(self.folder / f"run{number}")
 
@@ -190,7 +190,7 @@ def test_all_stop_when_one_is_asked_to(play):
 def told(number: int, *, wait: float = 0.0, again: int = 0) -> Act:
     """The ranks stop in good order after a signal; after `wait` seconds. `again`: another signal comes later."""
 
-    def act(play: Play, plan: Plan, outside: Any) -> AttemptResult:
+    def act(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult:
         if number:
             outside.signals.record(number, None)
         if again:
@@ -275,7 +275,7 @@ def test_a_job_grows_when_a_node_comes_later(play, capsys):
 def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
     """It said how many it had at first: the next attempt had more ranks than its file allows, and they stayed."""
     job = Job(recipe=Path("r.yaml"), ranks=4, least_ranks=2, nodes=2, node_rank=1)
-    plan = Plan(job=job, machine=Machine(cores=4), ranks=4, nodes=2)
+    plan = LaunchPlan(job=job, machine=Machine(cores=4), ranks=4, nodes=2)
     supply = RankSupply(plan=plan, run=tmp_path, refused=lambda ranks: "")
     limits = NodeLimits(least=2, most=2)
     hello = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": supply.offered().ranks}
@@ -353,7 +353,7 @@ def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is
 ):
     """As node 0's whose process is stopped: the kernel takes connections for it."""
 
-    def silences(play: Play, plan: Plan, outside: Any) -> AttemptResult | None:
+    def silences(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult | None:
         monkeypatch.setattr(connections.Server, "_tell", lambda *_: None)
         return waits(play, plan, outside)
 
@@ -368,7 +368,7 @@ def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_rendezvous_that_breaks_ends_the_job_with_its_cause(play, monkeypatch, capsys, restarts):
-    def breaks(play: Play, plan: Plan, outside: Any) -> AttemptResult | None:
+    def breaks(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult | None:
         monkeypatch.setattr(rendezvous.Rendezvous, "look", None)
         return waits(play, plan, outside)
 
