@@ -31,7 +31,7 @@ from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import Failed, Outcome
+from paddle_dp.launch.supervisor import Failed, JobEnd
 from paddle_dp.text import plural
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -49,7 +49,7 @@ class Script:
     steps: int
     patience: float
 
-    def run(self, ranks: int, folder: Path, replay: Mapping[str, Any] | None = None) -> Outcome:
+    def run(self, ranks: int, folder: Path, replay: Mapping[str, Any] | None = None) -> JobEnd:
         """Runs the script on `ranks` ranks, which write their events to `folder`. Raises EndedError on a signal.
 
         `replay`: the updates that one process is to repeat (see hooks/replay.py).
@@ -177,9 +177,9 @@ def audit(script: Script, ranks: int, as_json: bool) -> int:
 
 def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
     """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges the events."""
-    outcome = script.run(ranks, scratch / "many")
+    job_end = script.run(ranks, scratch / "many")
     trace = EventTrace.read(scratch / "many", ranks)
-    failure = _failure(trace, outcome, ranks)
+    failure = _failure(trace, job_end, ranks)
     split_axes = [
         axis for rank in trace.ranks for event in rank.events_of(ModelSplit) for axis in event.degrees.items()
     ]
@@ -229,17 +229,17 @@ def _item(trace: EventTrace, step: int) -> dict[str, Any] | None:
     return {"step": step, "names": [update.arrays for update in updates], "sizes": sizes}
 
 
-def _why_it_failed(alone: EventTrace, outcome: Outcome) -> str:
+def _why_it_failed(alone: EventTrace, job_end: JobEnd) -> str:
     """The reason why the run on one process gave no gradients; "" if it did."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
-    if isinstance(outcome, Failed):
-        cause = outcome.cause
+    if isinstance(job_end, Failed):
+        cause = job_end.cause
         return f"on one process the script fails: {cause.kind}: {cause.message}".splitlines()[0][:300]
     return "on one process the script ended before its first update"
 
 
-def _failure(trace: EventTrace, outcome: Outcome, ranks: int) -> str:
+def _failure(trace: EventTrace, job_end: JobEnd, ranks: int) -> str:
     """The message for the script's own failure on N ranks; "" without one."""
     ends = {rank.number: rank.ended for rank in trace.ranks if rank.ended is not None}
     silent = {number: end for number, end in ends.items() if end.reason == "silent"}
@@ -254,9 +254,9 @@ def _failure(trace: EventTrace, outcome: Outcome, ranks: int) -> str:
             f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank {numbers}: the "
             "ranks do not do the same number of collectives."
         )
-    if isinstance(outcome, Failed):
-        text = outcome.cause.traceback.rstrip() or outcome.cause.message
-        return f"The script itself failed, on rank {outcome.cause.rank} of {ranks}:\n{text}"
+    if isinstance(job_end, Failed):
+        text = job_end.cause.traceback.rstrip() or job_end.cause.message
+        return f"The script itself failed, on rank {job_end.cause.rank} of {ranks}:\n{text}"
     if unfinished:
         return f"The script ended without a message on {plural(len(unfinished), 'rank')}: {numbers}."
     return ""

@@ -21,7 +21,7 @@ from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import meet
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import Exited, Failed, Outcome
+from paddle_dp.launch.supervisor import Exited, Failed, JobEnd
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
@@ -103,15 +103,15 @@ def exchange(plan: LaunchPlan) -> list[DoctorCheck]:
         return [DoctorCheck("exchange", "1 rank has no other to exchange with")]
     with scratch_folder("paddle-dp-doctor-") as folder:
         began = time.perf_counter()
-        outcome = _start(plan, folder)
+        job_end = _start(plan, folder)
         seconds = time.perf_counter() - began
         report = folder / "report.json"
-        if outcome == Exited() and report.exists():
+        if job_end == Exited() and report.exists():
             return judged(json.loads(report.read_text()), plan, seconds)
-        return [_failed(plan, outcome, folder)]
+        return [_failed(plan, job_end, folder)]
 
 
-def _start(plan: LaunchPlan, folder: Path) -> Outcome:
+def _start(plan: LaunchPlan, folder: Path) -> JobEnd:
     watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
     plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
     if plan.nodes > 1:
@@ -151,14 +151,14 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     return DoctorCheck("clocks", detail)
 
 
-def _failed(plan: LaunchPlan, outcome: Outcome, folder: Path) -> DoctorCheck:
+def _failed(plan: LaunchPlan, job_end: JobEnd, folder: Path) -> DoctorCheck:
     ranks = plan.all_ranks
-    if isinstance(outcome, Failed):
-        cause = outcome.cause
+    if isinstance(job_end, Failed):
+        cause = job_end.cause
         ended_from_outside = cause.kind.startswith(("SIG", "signal", "left"))
         first, output = in_a_line(cause, ranks), cause.traceback if ended_from_outside else ""
     else:
-        first, output = f"the launcher ended with {outcome.status}", logs.tail(folder / "launcher.log", 6)
+        first, output = f"the launcher ended with {job_end.status}", logs.tail(folder / "launcher.log", 6)
     lines = [line for line in output.splitlines() if line.strip()][-6:]
     detail = f"{ranks} ranks could not exchange anything"
     if first_sum(folder).exists():

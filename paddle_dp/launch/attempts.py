@@ -27,7 +27,7 @@ from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.rank_monitor import Launcher, PreparedRanks
 from paddle_dp.launch.rank_supply import LOOK
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
-from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, Outcome, Supervision, board_of
+from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, JobEnd, Supervision, board_of
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
 
@@ -61,41 +61,41 @@ def run(
         while True:
             resizing = _Resizing(resize, plan)
             outside = ExternalEvents(signals=signals, must_stop=resizing)
-            outcome = run_once(plan, attempt, inherited, point, started, outside, prepared)
-            resizes = bool(outcome.stopped and not signals.number and resizing.reason)
-            if resizes or (plan.job.restarts and not outcome.final):
+            result = run_once(plan, attempt, inherited, point, started, outside, prepared)
+            resizes = bool(result.stopped and not signals.number and resizing.reason)
+            if resizes or (plan.job.restarts and not result.final):
                 point = next_point(plan, attempt)
-                outcome = replace(outcome, saved=point.saved)
+                result = replace(result, saved=point.saved)
             if not resizes:
-                history.append(outcome)
+                history.append(result)
                 then = decide(history, plan.job.restarts)
                 if not isinstance(then, Restart):
-                    return console.show_end(outcome, plan, then.why)
-                console.show_restart(outcome, plan, then, point.label)
+                    return console.show_end(result, plan, then.why)
+                console.show_restart(result, plan, then, point.label)
                 if _interrupted(signals, then.wait):
                     ended = AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name)
                     return console.show_end(ended, plan)
             try:
                 plan, attempt = next_plan(history), logs.fresh(attempt.parent.parent)
             except UsageError as error:  # too few ranks are left, or too little disk
-                return console.show_end(outcome, plan, f"not started again: {error}")
+                return console.show_end(result, plan, f"not started again: {error}")
             if resizes:
                 console.resized(plan, point.label)
 
 
-def _note_end(outcome: AttemptResult, plan: LaunchPlan, began: float) -> None:
+def _note_end(result: AttemptResult, plan: LaunchPlan, began: float) -> None:
     """Writes how an attempt ended to its folder, for reports: ranks that were killed leave no record themselves.
 
     `began`: in seconds since 1970. Does not raise on a full disk.
     """
     ranks = plan.all_ranks
-    cause = f"ended by {outcome.signal}" if outcome.signal else "Paddle's launcher ended"
-    if outcome.cause is not None:
-        cause = failures.in_a_line(outcome.cause, ranks, outcome.consequences)
-        cause = cause.replace(outcome.cause.in_short, f"{outcome.cause.kind}: {outcome.cause.message}"[:4000])
-    stopped = outcome.stopped or bool(outcome.signal)
-    fields = {"status": outcome.status, "stopped": stopped, "cause": cause if outcome.status else ""}
-    with suppress(OSError), replacing(outcome.attempt / ENDED) as partial:
+    cause = f"ended by {result.signal}" if result.signal else "Paddle's launcher ended"
+    if result.cause is not None:
+        cause = failures.in_a_line(result.cause, ranks, result.consequences)
+        cause = cause.replace(result.cause.in_short, f"{result.cause.kind}: {result.cause.message}"[:4000])
+    stopped = result.stopped or bool(result.signal)
+    fields = {"status": result.status, "stopped": stopped, "cause": cause if result.status else ""}
+    with suppress(OSError), replacing(result.attempt / ENDED) as partial:
         partial.write_text(json.dumps({**fields, "began": began, "ended": time.time()}, indent=1))
 
 
@@ -133,15 +133,15 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited) | {STARTED: repr(started)}
     screen = _screen(plan, variables)
-    outcome, supervision = supervise(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
+    job_end, supervision = supervise(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
     result = AttemptResult(
-        attempt=attempt, status=outcome.status, signal=outside.signals.name, began=point.step,
+        attempt=attempt, status=job_end.status, signal=outside.signals.name, began=point.step,
         step=max(supervision.steps.values(), default=point.step),
     )  # fmt: skip
-    if isinstance(outcome, Failed):
-        rank = outcome.cause.rank
+    if isinstance(job_end, Failed):
+        rank = job_end.cause.rank
         result = replace(
-            result, cause=outcome.cause, consequences=outcome.consequences, log=supervision.log_of(rank),
+            result, cause=job_end.cause, consequences=job_end.consequences, log=supervision.log_of(rank),
             step=max(point.step, supervision.steps.get(rank, 0)),
         )  # fmt: skip
     _note_end(result, plan, began)
@@ -156,7 +156,7 @@ def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
     outside: ExternalEvents,
     screen: BinaryIO | None = None,
     prepared: PreparedRanks | None = None,
-) -> tuple[Outcome, Supervision]:
+) -> tuple[JobEnd, Supervision]:
     """Runs the launcher's `command`, or `prepared`, under supervision; returns how it ended.
 
     `screen` gets rank 0's output in addition to its log. Events from `outside` also end the job. Afterwards none of its
@@ -180,8 +180,8 @@ def supervise(  # noqa: PLR0913 - the caller sets each condition of an attempt
             )  # fmt: skip
             process.expected, process.first_log = plan.numbers, logs.rank_log(attempt, 0)
         supervision = Supervision(plan, process, attempt, mark, outside, board)
-        outcome = supervision.wait(logs.Follower(logs.rank_log(attempt, 0), screen))
-    return outcome, supervision
+        job_end = supervision.wait(logs.Follower(logs.rank_log(attempt, 0), screen))
+    return job_end, supervision
 
 
 def run_command(
@@ -190,17 +190,17 @@ def run_command(
     command: Sequence[str],
     variables: Mapping[str, str],
     must_end: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> JobEnd:
     """Runs the launcher's `command` under supervision, with logs in `folder`; returns how it ended.
 
     The ranks are ended as soon as `must_end()`. Raises EndedError if a signal to this process has ended them.
     """
     with recorded_signals() as signals:
         outside = ExternalEvents(signals=signals, must_end=must_end)
-        outcome, _ = supervise(plan, folder, command, variables, outside)
+        job_end, _ = supervise(plan, folder, command, variables, outside)
     if signals.number:
         raise EndedError(signals.number)
-    return outcome
+    return job_end
 
 
 def _secret(plan: LaunchPlan) -> dict[str, str]:

@@ -19,40 +19,40 @@ def announce(plan: LaunchPlan, variables: dict[str, str], attempt: Path) -> None
         print(headline(plan, variables, attempt.parent.parent), flush=True)
 
 
-def show_end(outcome: AttemptResult, plan: LaunchPlan, why: str = "") -> int:
+def show_end(result: AttemptResult, plan: LaunchPlan, why: str = "") -> int:
     """Shows why a job ended, and how to resume it, last on the screen; returns its exit status.
 
     `why`: the reason for no restart.
     """
-    if (cause := outcome.cause) is not None:
+    if (cause := result.cause) is not None:
         _show_cursor()
-        text = failures.describe(cause, plan.all_ranks, outcome.log, plan.nodes, outcome.consequences)
+        text = failures.describe(cause, plan.all_ranks, result.log, plan.nodes, result.consequences)
         if cause.is_usage_error:  # not a resume
             write(text)
         else:
-            end("\n".join(filter(None, [text, why])), plan, outcome.attempt)
+            end("\n".join(filter(None, [text, why])), plan, result.attempt)
         return cause.exit_status
-    if outcome.signal and outcome.status > 128:
-        end(f"ended by {outcome.signal}: no process is left.", plan, outcome.attempt)
-    elif outcome.status:
-        log = outcome.attempt / "launcher.log"
-        text = f"{logs.tail(log, 12)}\nthe launcher ended with {outcome.status}: {log}\n{why}"
-        end(text, plan, outcome.attempt)
-    return outcome.status
+    if result.signal and result.status > 128:
+        end(f"ended by {result.signal}: no process is left.", plan, result.attempt)
+    elif result.status:
+        log = result.attempt / "launcher.log"
+        text = f"{logs.tail(log, 12)}\nthe launcher ended with {result.status}: {log}\n{why}"
+        end(text, plan, result.attempt)
+    return result.status
 
 
-def show_restart(outcome: AttemptResult, plan: LaunchPlan, then: Restart, label: str) -> None:
+def show_restart(result: AttemptResult, plan: LaunchPlan, then: Restart, label: str) -> None:
     """Prints two lines: why an attempt ended, and from where the next one starts."""
     _show_cursor()
-    if outcome.cause is None:
-        cause = f"Paddle's launcher ended with {outcome.status}"
+    if result.cause is None:
+        cause = f"Paddle's launcher ended with {result.status}"
     else:
-        cause = failures.in_a_line(outcome.cause, plan.all_ranks, outcome.consequences)
+        cause = failures.in_a_line(result.cause, plan.all_ranks, result.consequences)
     budget = f"restart {then.number} of {plan.job.restarts}"
     if not plan.job.script:
         budget += "; the count starts over after each new checkpoint"
     write(
-        f"{outcome.attempt.name} failed: {cause.rstrip('.')}. Log: {outcome.log or outcome.attempt}\n"
+        f"{result.attempt.name} failed: {cause.rstrip('.')}. Log: {result.log or result.attempt}\n"
         f"starts again from {label} in {then.wait:.0f} s ({budget})"
     )
 

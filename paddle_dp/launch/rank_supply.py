@@ -182,9 +182,9 @@ class RankSupply:
     def _note_lost(self, history: Sequence[AttemptResult]) -> None:
         """Counts a rank, and its device, as lost if it was the first to fail in each of the last attempts."""
         new = history[self._from :][-ROW:]
-        causes = [outcome.cause for outcome in new]
+        causes = [result.cause for result in new]
         ranks = {cause.rank for cause in causes if cause is not None}
-        if len(new) < ROW or None in causes or len(ranks) > 1 or any(o.progressed for o in new[1:]):
+        if len(new) < ROW or None in causes or len(ranks) > 1 or any(result.progressed for result in new[1:]):
             return
         rank = ranks.pop()
         now = self.offered()

@@ -102,7 +102,7 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
     last = history[-1]
     if last.final or not restarts:
         return Stop()
-    progress = [number for number, outcome in enumerate(history) if outcome.progressed]
+    progress = [number for number, result in enumerate(history) if result.progressed]
     failures = history[progress[-1] if progress else 0 :]  # since the last new checkpoint, oldest first
     newest_first = reversed(failures)
     alike = takewhile(lambda end: end.signature == last.signature and not end.outside, newest_first)

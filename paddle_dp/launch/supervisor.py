@@ -73,7 +73,7 @@ class Failed:
         return self.cause.exit_status
 
 
-Outcome = Exited | Signalled | Failed
+JobEnd = Exited | Signalled | Failed
 
 
 class Supervision:
@@ -110,11 +110,11 @@ class Supervision:
         self._shown = 0  # bytes of the first rank's log that are on the screen
         self.lost = LostRanks(self.monitor, self._beat, plan.nodes > 1, outside.notify_nodes)
 
-    def wait(self, follower: logs.Follower) -> Outcome:
+    def wait(self, follower: logs.Follower) -> JobEnd:
         """Returns how the job has ended. Afterwards none of its processes is left."""
         signals = self.outside.signals
         patience, times = 0.0, 0
-        outcome: Outcome | None = None
+        job_end: JobEnd | None = None
         try:
             self._wait_until_over(follower)
             # A signal that comes from now on, also while the ranks get theirs, is another one.
@@ -123,15 +123,15 @@ class Supervision:
                 patience = 0.0 if self._stop_requested or times > 1 else GRACE
                 return Signalled(status=128 + signals.number)
             self._shown = follower.shown
-            outcome = self._outcome()
-            if isinstance(outcome, Exited):
+            job_end = self._job_end()
+            if isinstance(job_end, Exited):
                 self.lost.tell_all()
             patience, times = GRACE if self._has_stopped() else 0.0, signals.times
-            return outcome
+            return job_end
         finally:
             self._end(patience, times)
             self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
-            failed = isinstance(outcome, Failed)
+            failed = isinstance(job_end, Failed)
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _wait_until_over(self, follower: logs.Follower) -> None:
@@ -229,7 +229,7 @@ class Supervision:
         """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
         return None if self.board is None else self.board.read(rank - self.first_rank)
 
-    def _outcome(self) -> Exited | Failed:
+    def _job_end(self) -> Exited | Failed:
         if self.standstill is not None:
             return Failed(cause=self._stood_still(self.standstill))
         self._await_ranks(self.outside.signals.times, self._settle())

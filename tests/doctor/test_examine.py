@@ -63,10 +63,10 @@ def test_what_a_rank_saw_in_words() -> None:
 
 def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tmp_path: Path) -> None:
     cause = Failure(rank=1, kind="left", message="left with exit status 86", exit_status=86)
-    outcome = Failed(cause=cause)
-    assert examination._failed(plan(), outcome, tmp_path).found == "2 ranks could not exchange anything"
+    job_end = Failed(cause=cause)
+    assert examination._failed(plan(), job_end, tmp_path).found == "2 ranks could not exchange anything"
     first_sum(tmp_path).touch()
-    found = examination._failed(plan(), outcome, tmp_path)
+    found = examination._failed(plan(), job_end, tmp_path)
     assert (found.state, found.found) == ("mend", "2 ranks added up numbers, and failed later")
     assert "left with exit status 86" in found.todo
 

@@ -68,16 +68,16 @@ class Script:
         self.folders.append(attempt.name)
         self.ranks.append(plan.ranks)
         status, step = self.deeds.pop(0)()
-        outcome = AttemptResult(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
+        result = AttemptResult(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
         if not status:
-            return outcome
+            return result
         if status == 75:
             cause = Failure(rank=0, kind="StoppedError", message="stopped", exit_status=75, expected=True)
-            return replace(outcome, cause=cause)
+            return replace(result, cause=cause)
         cause = Failure(
             rank=1, kind="SIGKILL", message="ended by SIGKILL", exit_status=status, pid=1, host="h"
         )
-        return replace(outcome, cause=cause, log=attempt / "workerlog.1")
+        return replace(result, cause=cause, log=attempt / "workerlog.1")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from paddle_dp.launch.command import Job, LaunchPlan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.prepared_ranks import PreparedLauncher, WaitingRanks, _answer, launched
 from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
-from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, Outcome
+from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, JobEnd
 from tests.eventually import eventually
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
@@ -70,7 +70,7 @@ def misbehave(recipe, options):
     time.sleep(60)
 
 
-def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, **options) -> Outcome:
+def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, **options) -> JobEnd:
     attempt.mkdir()
     extra = {"folder": str(attempt), **options}
     job = Job(recipe=RECIPE, entry_point=f"{__name__}:{function.__name__}", extra=extra, quiet=True)

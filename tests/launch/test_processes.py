@@ -190,10 +190,10 @@ def test_nor_does_one_after_a_job_of_one_rank(end_signals, tmp_path, monkeypatch
     def work(*_):
         raise StoppedError("stopped by SIGTERM after step 3 of 9: the training is not done.")
 
-    def show_end(outcome, plan):
+    def show_end(result, plan):
         for number in end_signals:
             os.kill(os.getpid(), number)
-        return outcome.status
+        return result.status
 
     monkeypatch.setattr(recipe_rank, "work", work)
     monkeypatch.setattr(console, "show_end", show_end)

@@ -127,9 +127,9 @@ FINAL = [
 ]
 
 
-@pytest.mark.parametrize("outcome", FINAL)
-def test_what_is_done_asked_for_or_mistyped_is_not_repeated(outcome: AttemptResult) -> None:
-    assert decide([outcome], 9) == Stop()
+@pytest.mark.parametrize("result", FINAL)
+def test_what_is_done_asked_for_or_mistyped_is_not_repeated(result: AttemptResult) -> None:
+    assert decide([result], 9) == Stop()
 
 
 AGAIN = [
@@ -144,6 +144,6 @@ AGAIN = [
 ]
 
 
-@pytest.mark.parametrize("outcome", AGAIN)
-def test_every_other_end_is_a_failure_to_start_again_from(outcome: AttemptResult) -> None:
-    assert decide([outcome], 1) == Restart(wait=1, number=1)
+@pytest.mark.parametrize("result", AGAIN)
+def test_every_other_end_is_a_failure_to_start_again_from(result: AttemptResult) -> None:
+    assert decide([result], 1) == Restart(wait=1, number=1)

@@ -64,18 +64,18 @@ def _without_ranks(result: AttemptResult, node: int) -> Failure | None:
     return Failure(rank=0, kind=kind, message=message, exit_status=result.status, expected=True)
 
 
-def outcome_of(
+def result_of(
     message: Message, attempt: Path | None, node: int, result: AttemptResult | None
 ) -> AttemptResult:
     """Returns the result of an attempt from the `message` with its first cause, which may be another node's.
 
     Adds the consequences on this `node`, from its `result`.
     """
-    outcome = AttemptResult(attempt=attempt or Path(), status=LOST)
+    job_result = AttemptResult(attempt=attempt or Path(), status=LOST)
     lost = Failure(rank=-1, kind=LOST_NODE, message="", exit_status=LOST, expected=True)
     try:
         details = message["words"]
-        reached = replace(outcome, step=message.get("step", 0), began=message.get("began", 0))
+        reached = replace(job_result, step=message.get("step", 0), began=message.get("began", 0))
         if "failure" not in details:
             return replace(reached, cause=replace(lost, message=details["lost"]))
         failure = Failure(**details["failure"])
@@ -89,7 +89,7 @@ def outcome_of(
             f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its paddle-dp of "
             "another version?"
         )
-        return replace(outcome, cause=replace(lost, message=problem))
+        return replace(job_result, cause=replace(lost, message=problem))
 
 
 def _clipped(failure: Failure, most: int) -> dict[str, Any]:
@@ -330,17 +330,17 @@ class _Node:
     def _judge(self, message: Message) -> None:
         """Decides if all nodes start again. Runs on node 0."""
         assert self.plan is not None and self.logs is not None
-        outcome = self._outcome(message)
-        if self.job.restarts and not outcome.final:
+        result = self._job_result(message)
+        if self.job.restarts and not result.final:
             self.point = attempts.next_point(self.plan, self.logs, self._stocks(message))
-            outcome = replace(outcome, saved=self.point.saved)
-        self.history.append(outcome)
+            result = replace(result, saved=self.point.saved)
+        self.history.append(result)
         then = decide(self.history, self.job.restarts)
         if isinstance(then, Restart):
             verdict: Message = {"wait": then.wait, "number": then.number, "where": self.point.label}
         else:
             verdict = {"why": then.why}
-        judgement = {"wait": verdict.get("wait"), "status": outcome.status, "told": verdict}
+        judgement = {"wait": verdict.get("wait"), "status": result.status, "told": verdict}
         self.member.send(say="judged", attempt=message["attempt"], **judgement)
 
     def _stocks(self, message: Message, numbers: Sequence[int] | None = None) -> list[Any] | None:
@@ -349,23 +349,23 @@ class _Node:
             return None
         return [stock for number, stock in message["memory"] if numbers is None or number in numbers]
 
-    def _outcome(self, message: Message) -> AttemptResult:
-        return outcome_of(message, self.logs, self.number, self.result)
+    def _job_result(self, message: Message) -> AttemptResult:
+        return result_of(message, self.logs, self.number, self.result)
 
     def _restart(self, message: Message) -> None:
         verdict = message["told"]
         if self.plan is not None:
             then = Restart(wait=verdict["wait"], number=verdict["number"])
-            console.show_restart(self._outcome(message), self.plan, then, verdict["where"])
+            console.show_restart(self._job_result(message), self.plan, then, verdict["where"])
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])
         if "words" in message:
-            outcome = self._outcome(message)
+            result = self._job_result(message)
             if self.plan is None:
-                console.write(str(outcome.cause and outcome.cause.message))
+                console.write(str(result.cause and result.cause.message))
                 return status
-            return console.show_end(outcome, self.plan, message["told"].get("why", ""))
+            return console.show_end(result, self.plan, message["told"].get("why", ""))
         if status == StoppedError.exit_status and self.result is not None and self.plan is not None:
             return console.show_end(self.result, self.plan)
         if status == NOBODY:

@@ -24,7 +24,7 @@ from paddle_dp.launch.failures import Failure, describe
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.nodes import connections, rendezvous
 from paddle_dp.launch.nodes import job as nodes
-from paddle_dp.launch.nodes.job import end_of, outcome_of
+from paddle_dp.launch.nodes.job import end_of, result_of
 from paddle_dp.launch.nodes.messages import MAX_LINE_BYTES
 from paddle_dp.launch.nodes.rendezvous import NodeLimits
 from paddle_dp.launch.processes import Signals
@@ -90,8 +90,8 @@ class Play:
     ) -> AttemptResult:
         number = plan.job.node_rank or 0
         self.seen.append((number, plan.node, plan.nodes, plan.ranks, point.resume))
-        outcome = self.acts[number].pop(0)(self, plan, outside)
-        return replace(outcome or AttemptResult(attempt=attempt, status=0), began=point.step)
+        result = self.acts[number].pop(0)(self, plan, outside)
+        return replace(result or AttemptResult(attempt=attempt, status=0), began=point.step)
 
     def start(self, number: int, *acts: Act, restarts: int = 0, ranks: int = 1) -> None:
         self.acts[number] = list(acts)
@@ -437,7 +437,7 @@ def test_the_longest_failure_fits_into_a_line():
 def test_the_end_of_a_traceback_is_kept():
     cause = cause_of(traceback="x" * 100_000 + "ValueError: the last line")
     told = end_of(AttemptResult(attempt=Path("a"), status=1, cause=cause), 1, False)
-    shown = outcome_of({**told, "node": 1}, Path("b"), 0, None)
+    shown = result_of({**told, "node": 1}, Path("b"), 0, None)
     assert describe(shown.cause, 2, None).splitlines()[0].endswith("ValueError: the last line")
 
 
@@ -459,9 +459,9 @@ def test_how_an_attempt_ended(own, told_to_end, how):
 def test_a_signal_to_one_nodes_supervisor_is_final_for_all():
     told = end_of(AttemptResult(attempt=Path("a"), status=143, signal="SIGTERM"), 1, False)
     assert not told["consequence"]  # as a rank's SIGTERM would be
-    outcome = outcome_of({**told, "node": 1}, Path("b"), 0, None)
-    assert outcome.final and outcome.status == 143
-    assert outcome.cause.message == "node 1 was ended by SIGTERM."
+    result = result_of({**told, "node": 1}, Path("b"), 0, None)
+    assert result.final and result.status == 143
+    assert result.cause.message == "node 1 was ended by SIGTERM."
 
 
 def test_what_followed_here_is_shown_with_anothers_cause():
@@ -469,5 +469,5 @@ def test_what_followed_here_is_shown_with_anothers_cause():
     own = AttemptResult(
         attempt=Path("b"), status=134, cause=cause_of(rank=0, kind="SIGABRT", message="ended by SIGABRT")
     )
-    assert [other.rank for other in outcome_of({**told, "node": 1}, Path("b"), 0, own).consequences] == [0]
-    assert outcome_of({**told, "node": 1}, Path("b"), 1, own).consequences == []
+    assert [other.rank for other in result_of({**told, "node": 1}, Path("b"), 0, own).consequences] == [0]
+    assert result_of({**told, "node": 1}, Path("b"), 1, own).consequences == []
