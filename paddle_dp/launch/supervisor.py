@@ -106,7 +106,7 @@ class Supervision:
         self.kernel = KernelKills()
         self.first_rank = plan.numbers.start
         self._reported_departures = False
-        self._stop_requested = False  # the ranks have a signal after which they stop in good order
+        self._is_stop_sent = False  # the ranks have a signal after which they stop in good order
         self._shown = 0  # bytes of the first rank's log that are on the screen
         self.lost = LostRanks(self.monitor, self._beat, plan.nodes > 1, outside.notify_nodes)
 
@@ -120,13 +120,13 @@ class Supervision:
             # A signal that comes from now on, also while the ranks get theirs, is another one.
             times = signals.times
             if self._ends_at_once(times):
-                patience = 0.0 if self._stop_requested or times > 1 else GRACE
+                patience = 0.0 if self._is_stop_sent or times > 1 else GRACE
                 return Signalled(status=128 + signals.number)
             self._shown = follower.shown
             job_end = self._job_end()
             if isinstance(job_end, Exited):
                 self.lost.tell_all()
-            patience, times = GRACE if self._has_stopped() else 0.0, signals.times
+            patience, times = GRACE if self._ends_in_order() else 0.0, signals.times
             return job_end
         finally:
             self._end(patience, times)
@@ -138,9 +138,9 @@ class Supervision:
         """Copies the first rank's output until the job is over or a signal ends it; passes on a request to stop."""
         signals, written = self.outside.signals, follower.size
         while not self._over():
-            if not self._stop_requested and (line := self._stop_line()) and self._stops():
-                self._stop_requested = True
-                if not self._are_stopping():  # they inform other nodes' ranks
+            if not self._is_stop_sent and (line := self._request_line()) and self._can_all_stop():
+                self._is_stop_sent = True
+                if not self._have_agreed_to_stop():  # they inform other nodes' ranks
                     send(self.monitor.living, signals.number or signal.SIGUSR1)
                 write(line)
             if self._ends_at_once(signals.times):
@@ -152,7 +152,7 @@ class Supervision:
     def _ends_at_once(self, times: int) -> bool:
         """True if so many signals end the job without patience: the first one asks the ranks to stop, or asks for what
         they do already, as it may come to each node at another time."""
-        return times > (1 if self._stop_requested or self._are_stopping() else 0)
+        return times > (1 if self._is_stop_sent or self._have_agreed_to_stop() else 0)
 
     def _over(self) -> bool:
         """True if all ranks ended well, the launcher is gone, a rank failed or stands still, or the job must end."""
@@ -196,16 +196,16 @@ class Supervision:
             "waits for that one, it waits for ever: end the job by Ctrl-C."
         )
 
-    def _stops(self) -> bool:
-        """True if each rank of this node is in a training that can stop in good order, or stops so."""
+    def _can_all_stop(self) -> bool:
+        """True if each rank of this node is in a training that can stop in good order, or will."""
         beats = self.beats.values()
-        return self.board is not None and all(beat and (beat.stops or beat.stopping) for beat in beats)
+        return self.board is not None and all(beat and (beat.can_stop or beat.will_stop) for beat in beats)
 
-    def _are_stopping(self) -> bool:
+    def _have_agreed_to_stop(self) -> bool:
         """True if the ranks have agreed to stop in good order, also after they have ended."""
-        return any(beat is not None and beat.stopping for beat in map(self._beat, self.plan.numbers))
+        return any(beat is not None and beat.will_stop for beat in map(self._beat, self.plan.numbers))
 
-    def _stop_line(self) -> str:
+    def _request_line(self) -> str:
         """Returns the line on the request to stop in good order: a signal's, or one from outside; "" without one."""
         name = self.outside.signals.name
         again = "once more" if name == "SIGINT" else f"once more after {REPEATED:.0f} s"
@@ -351,7 +351,7 @@ class Supervision:
 
         Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
-        if patience and self.outside.signals.number and not self._has_stopped():
+        if patience and self.outside.signals.number and not self._ends_in_order():
             send(self.monitor.living, signal.SIGTERM)
         self._await_ranks(times, patience)
         known_pids = set(self.monitor.pids.values())
@@ -366,7 +366,7 @@ class Supervision:
         processes.remove_shared_memory(known_pids)
         self.monitor.close()
 
-    def _has_stopped(self) -> bool:
+    def _ends_in_order(self) -> bool:
         """True if the ranks end by themselves, as they were asked to."""
         return any(failure.kind == StoppedError.__name__ for failure in read_all(self.attempt))
 

@@ -39,8 +39,8 @@ _SLOT = 128
 class RankStatus:
     """One rank's last status. `count` grows with every sign of life; `time` is the last one's, in seconds of the
     machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
-    sample that it reads, or -1. `waits`: it waits for other ranks. `stops`: it can stop in good order; `stopping`: all
-    ranks have agreed to. `name`: its role, "server 1", or "". `expendable`: the others can continue without it."""
+    sample that it reads, or -1. `waits`: it waits for other ranks. `can_stop`: it can stop in good order; `will_stop`:
+    all ranks have agreed to. `name`: its role, "server 1", or "". `expendable`: the others can continue without it."""
 
     count: int
     time: float
@@ -49,8 +49,8 @@ class RankStatus:
     first: int = 0
     sample: int = -1
     waits: bool = False
-    stops: bool = False
-    stopping: bool = False
+    can_stop: bool = False
+    will_stop: bool = False
     activity: str = ""
     name: str = ""
     expendable: bool = False
@@ -64,7 +64,7 @@ class Heartbeat:
         self._at, self._record = 0, slice(0, _RECORD.size)
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._activity, self._waits = "start", b"", False
-        self.stops = self.stopping = False
+        self.can_stop = self.will_stop = False
         self.expendable = False
         self.name = ""
         self._since = self.born = time.monotonic()
@@ -159,7 +159,7 @@ class Heartbeat:
 
     def _write(self, now: float) -> None:
         self._count += 1
-        flags = self._waits + 2 * self.stops + 4 * self.expendable + 8 * self.stopping
+        flags = self._waits + 2 * self.can_stop + 4 * self.expendable + 8 * self.will_stop
         phase = _NUMBER[self._phase]
         # Not by pack_into, see `_put`.
         self._memory[self._record] = _RECORD.pack(
@@ -186,7 +186,7 @@ def read(memory: bytes | bytearray | mmap.mmap, slot: int) -> RankStatus | None:
     (name,) = _NAME.unpack_from(memory, slot * _SLOT + _AT_NAME)
     return RankStatus(
         count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(flags & 1),
-        stops=bool(flags & 2), expendable=bool(flags & 4), stopping=bool(flags & 8), activity=text,
+        can_stop=bool(flags & 2), expendable=bool(flags & 4), will_stop=bool(flags & 8), activity=text,
         name=name.rstrip(b"\0").decode(errors="ignore"),
     )  # fmt: skip
 

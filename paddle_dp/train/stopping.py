@@ -168,13 +168,13 @@ class StopRequests:
                 # Paddle's store gives up where a signal interrupts it (3.3.1: "TCP receive error. Interrupted system
                 # call"). A rank alone has no store, and must answer a second Ctrl-C wherever it is.
                 signal.siginterrupt(number, False)
-        heartbeat.stops, heartbeat.stopping = bool(self._before), False
+        heartbeat.can_stop, heartbeat.will_stop = bool(self._before), False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        heartbeat.stops = False
+        heartbeat.can_stop = False
         handled = bool(self._before)
         if not isinstance(error, StoppedError):
             self.close()
@@ -241,7 +241,7 @@ class StopRequests:
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
     def _reason(self, signals: list[int], over: float, start: float) -> str | None:
-        heartbeat.stopping = any(signals) or over > 0
+        heartbeat.will_stop = any(signals) or over > 0
         if over > 1:
             return LOST_FOLDER
         for number in filter(None, signals):
@@ -254,6 +254,6 @@ class StopRequests:
         if self.mesh.ranks == 1 and number == signal.SIGINT and self.signal_number:
             raise KeyboardInterrupt
         self.signal_number = self.signal_number or number
-        if self.mesh.ranks == 1 and heartbeat.stops:
+        if self.mesh.ranks == 1 and heartbeat.can_stop:
             line = f"{signal.Signals(number).name}: stopping after this update, with a checkpoint (Ctrl-C: at once)\n"
             os.write(2, line.encode())

@@ -133,7 +133,7 @@ def test_a_signal_to_a_node_whose_ranks_stop_at_another_nodes_request_is_the_sam
         supervision.board, supervision.plan.numbers = board, range(1)
         own = Heartbeat()
         board.give(own)
-        own.stopping = True  # and its handlers of signals are the former ones again
+        own.will_stop = True  # and its handlers of signals are the former ones again
         own.enter("checkpoint")
         ended = iter([False, True])
         monkeypatch.setattr(supervision, "_over", lambda: has_ended or next(ended))

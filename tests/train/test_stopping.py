@@ -147,12 +147,14 @@ def heard():
 def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     with StopRequests(Mesh.alone()) as requests:
-        assert heartbeat.stops and requests.due(1) is None and not heartbeat.stopping
+        assert heartbeat.can_stop and requests.due(1) is None and not heartbeat.will_stop
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert requests.due(2) == "SIGUSR1" and heartbeat.stopping
+        assert requests.due(2) == "SIGUSR1" and heartbeat.will_stop
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert not heartbeat.stops and heartbeat.stopping and {n: signal.getsignal(n) for n in before} == before
+    assert (
+        not heartbeat.can_stop and heartbeat.will_stop and {n: signal.getsignal(n) for n in before} == before
+    )
     assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
 
 
@@ -195,7 +197,7 @@ def test_a_keyboard_interrupt_that_is_no_signal_is_an_error_with_its_place():
     for number in (0, signal.SIGTERM):  # a SIGTERM is a request, which interrupts nothing
         with pytest.raises(JobError, match=place), StopRequests(Mesh.alone()):
             interrupt(number)
-    assert signal.getsignal(signal.SIGTERM) == before and not heartbeat.stops
+    assert signal.getsignal(signal.SIGTERM) == before and not heartbeat.can_stop
 
 
 class Fine(Callback):

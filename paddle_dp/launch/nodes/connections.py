@@ -52,7 +52,7 @@ class Membership:
         self._out: queue.Queue[Message] = queue.Queue()
         self._begun_attempt = 0  # the last attempt that this node was to begin
         self._ended = 0  # the last one that it was to end, or in which it lost its connection
-        self._stops = (0, "")  # the last one that it was to stop, and why
+        self._stop_order = (0, "")  # the last one that it was to stop, and why
         self._over = threading.Event()
         self._silence = SILENCE
         self.connected = False  # True while connected and let in
@@ -78,7 +78,7 @@ class Membership:
 
     def must_stop(self) -> str:
         """Returns why the ranks of this attempt must stop in good order; "" while they need not."""
-        attempt, why = self._stops
+        attempt, why = self._stop_order
         return why if attempt == self.attempt else ""
 
     def send(self, **message: Any) -> None:
@@ -162,7 +162,7 @@ class Membership:
         elif kind == "end":
             self._ended = int(message["attempt"])
         elif kind == "stop":
-            self._stops = int(message["attempt"]), str(message["why"])
+            self._stop_order = int(message["attempt"]), str(message["why"])
         elif kind == "told":
             console.write(str(message["words"]))
         elif kind in INBOX_KINDS:
