@@ -17,7 +17,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.scratch import scratch_folder, sweep
+from paddle_dp.launch.scratch import remove_abandoned, scratch_folder
 from paddle_dp.text import plural
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def memory_folder(recipe: Recipe, plan: LaunchPlan) -> Iterator[Path | None]:
     if plan.job.entry_point != "train":
         yield None
         return
-    sweep(PREFIX, FOLDER)
+    remove_abandoned(PREFIX, FOLDER)
     if not any(component.name == CALLBACK for component in recipe.callbacks):
         yield None
         return

@@ -25,18 +25,18 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
     Within the context SIGTERM and SIGHUP raise EndedError, so that this folder is removed, too.
     """
-    sweep(prefix, parent)
+    remove_abandoned(prefix, parent)
     with (
         handled_signals((signal.SIGTERM, signal.SIGHUP), raise_ended),
         tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name,
         (Path(name) / f"{LOCK}.new").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, Path(name) / LOCK)  # not before: a `sweep` that can lock it removes the folder
+        os.rename(lock.name, Path(name) / LOCK)  # not before: a folder that can be locked is abandoned
         yield Path(name)
 
 
-def sweep(prefix: str, parent: Path | None = None) -> None:
+def remove_abandoned(prefix: str, parent: Path | None = None) -> None:
     """Removes the folders of commands with this prefix that were killed."""
     for folder in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         try:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from paddle_dp.launch.scratch import scratch_folder, sweep
+from paddle_dp.launch.scratch import remove_abandoned, scratch_folder
 
 WRITES = """
 import sys, time
@@ -50,7 +50,7 @@ def test_what_a_killed_one_left_goes_with_the_next_and_what_is_in_use_stays(tmp_
     running, held = writer(tmp_path)  # which has looked already, and removed it
     assert not left.exists()
     (tmp_path / "paddle-dp-test-mine").mkdir()
-    sweep("paddle-dp-test-")
+    remove_abandoned("paddle-dp-test-")
     assert held.exists() and (tmp_path / "paddle-dp-test-mine").exists()
     running.kill()
     running.wait(10)
@@ -65,7 +65,7 @@ def test_a_folder_that_is_being_made_is_not_taken_for_a_killed_ones(tmp_path, mo
 
     def lock_after_a_sweep(file, mode):
         if mode == fcntl.LOCK_EX:  # another command begins at this moment
-            sweep("paddle-dp-test-", tmp_path)
+            remove_abandoned("paddle-dp-test-", tmp_path)
         lock(file, mode)
 
     monkeypatch.setattr(fcntl, "flock", lock_after_a_sweep)
