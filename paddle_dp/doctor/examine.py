@@ -22,7 +22,7 @@ from paddle_dp.launch.network import meet
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.supervisor import Exited, Failed, JobEnd
-from paddle_dp.mesh.secret import proof, users_secret
+from paddle_dp.mesh.secret import code_of, users_secret
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
@@ -116,7 +116,7 @@ def _start(plan: LaunchPlan, folder: Path) -> JobEnd:
     plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
     if plan.nodes > 1:
         meeting = meet(str(plan.job.master), plan.node == 0)
-        key = proof(users_secret(os.environ), meeting.master.encode())
+        key = code_of(users_secret(os.environ), meeting.master.encode())
         plan = replace(plan, meeting=replace(meeting, key=key))
     device = "auto" if plan.devices else "cpu"
     command = [*launcher(plan, folder), str(RANK), device, str(folder / "report.json")]

@@ -46,7 +46,7 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
     return secret
 
 
-def proof(key: bytes, *chunks: bytes) -> bytes:
+def code_of(key: bytes, *chunks: bytes) -> bytes:
     """Returns the HMAC-SHA256 of the joined `chunks`, which only holders of the key can make."""
     return hmac.digest(key, b"".join(chunks), "sha256")
 
@@ -68,7 +68,7 @@ def job_key(store: Any) -> bytes:
 def _agreed(store: Any) -> bytes:
     here = Environment.read()
     if secret := users_secret(os.environ):
-        return proof(secret, b"ranks ", (here.master or "").encode())
+        return code_of(secret, b"ranks ", (here.master or "").encode())
     if not here.single_machine or not hasattr(os, "memfd_create"):
         if here.rank == 0:
             danger = "any program that reaches their ports can join them"

@@ -1,4 +1,4 @@
-"""A socket between two ranks: listening, reaching a peer, and the proofs by which each end knows the other.
+"""A socket between two ranks: listening, reaching a peer, and the codes by which each end knows the other.
 
 On one machine it is a Unix socket, to which no other user can connect. Across machines it is a TCP socket: both ends
 prove that they know the job's key before anything is read. With a key, each message also carries a code that only its
@@ -18,14 +18,14 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh.environment import rank_host
-from paddle_dp.mesh.secret import proof
+from paddle_dp.mesh.secret import code_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-DIGITS = 16  # random bytes of each end, first the listener's, so that no proof is valid twice
-PROOF = 32
-HELLO = struct.Struct(f"<{DIGITS}sqq{PROOF}s")  # the caller's digits, its rank, the listener's, and its proof
+DIGITS = 16  # random bytes of each end, first the listener's, so that no code is valid twice
+HELLO_CODE = 32  # bytes of an end's code
+HELLO = struct.Struct(f"<{DIGITS}sqq{HELLO_CODE}s")  # a caller's digits, its rank, the listener's, its code
 CODE = 16  # bytes of the code after each message between machines
 
 
@@ -90,15 +90,15 @@ def keep_alive(connection: socket.socket) -> None:
 
 def introduce(connection: socket.socket, key: bytes, caller: int, listener: int) -> bytes | None:
     """Proves to the listener that this end is rank `caller`, and checks that the other is rank `listener`. Returns the
-    ends' names, their digits and ranks, or None if a proof fails."""
+    ends' names, their digits and ranks, or None if a code fails."""
     if (challenge := read(connection, DIGITS)) is None:
         return None
     digits = secrets.token_bytes(DIGITS)
     names = bytes(challenge) + HELLO.pack(digits, caller, listener, b"")
     with contextlib.suppress(OSError):  # it may have left: then it does not answer
-        connection.sendall(HELLO.pack(digits, caller, listener, proof(key, b"caller", names)))
-    answer = read(connection, PROOF)
-    if answer is None or not hmac.compare_digest(answer, proof(key, b"listener", names)):
+        connection.sendall(HELLO.pack(digits, caller, listener, code_of(key, b"caller", names)))
+    answer = read(connection, HELLO_CODE)
+    if answer is None or not hmac.compare_digest(answer, code_of(key, b"listener", names)):
         return None
     connection.settimeout(None)
     return names
@@ -112,9 +112,9 @@ def admit(connection: socket.socket, key: bytes, listener: int) -> tuple[int, by
         return None
     challenge, rank, meant, shown = HELLO.unpack(hello)
     names = digits + HELLO.pack(challenge, rank, meant, b"")
-    if meant != listener or not hmac.compare_digest(shown, proof(key, b"caller", names)):
+    if meant != listener or not hmac.compare_digest(shown, code_of(key, b"caller", names)):
         return None  # a port scanner, or a rank of another job that used this port before
-    connection.sendall(proof(key, b"listener", names))
+    connection.sendall(code_of(key, b"listener", names))
     connection.settimeout(None)
     return rank, names
 

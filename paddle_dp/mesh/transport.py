@@ -23,11 +23,11 @@ from typing import Any
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.secret import JobStore, job_key, proof, seals
+from paddle_dp.mesh.secret import JobStore, code_of, job_key, seals
 from paddle_dp.mesh.sockets import CODE, Codes, admit, introduce, keep_alive, listen, reach, read
 
-ENTRY = 10.0  # seconds for a caller to send its proof
-STRANGERS = 16  # open connections without a proof; the oldest is closed first
+ENTRY = 10.0  # seconds for a caller to send its code
+STRANGERS = 16  # open connections without a code; the oldest is closed first
 TRIES = 3  # attempts to connect, as strangers may crowd a caller out
 HEADER = struct.Struct("<qQ")  # group, length
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
@@ -191,7 +191,7 @@ class Endpoint:
 
     def _session(self, names: bytes) -> bytes:
         """Returns the key of a connection's codes, from its ends' names; b"" if its messages have none."""
-        return proof(self._key, b"session", names) if self._seals else b""
+        return code_of(self._key, b"session", names) if self._seals else b""
 
     def _accept(self) -> None:
         while True:
@@ -207,7 +207,7 @@ class Endpoint:
             self._refuse_strangers(STRANGERS)
 
     def _refuse_strangers(self, most: int) -> None:
-        """Closes the oldest connections without a proof; keeps `most` of them."""
+        """Closes the oldest connections without a code; keeps `most` of them."""
         with self._arrived:
             for connection in self._unproven[: max(0, len(self._unproven) - most)]:
                 with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from paddle_dp.launch.rank_supply import LOOK, RankSupply, with_ranks
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.supervisor import ExternalEvents
-from paddle_dp.mesh.secret import BYTES, proof, users_secret
+from paddle_dp.mesh.secret import BYTES, code_of, users_secret
 from paddle_dp.text import numbered
 
 MAX_CHARS, SHORT = 8000, 300  # characters of each text of a failure, and of a consequence
@@ -288,7 +288,7 @@ class _Node:
             self.begun, self.plan = True, plan
             point = ResumePoint(resume=message["resume"], step=message["step"], label=message["where"])
             if len(numbers) > 1:
-                key = proof(self.secret, message["salt"].encode())
+                key = code_of(self.secret, message["salt"].encode())
                 master, seals = message["master"], bool(self.secret)
                 plan = replace(plan, meeting=replace(self.meeting, master=master, key=key, seals=seals))
             outside = ExternalEvents(
