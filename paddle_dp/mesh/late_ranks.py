@@ -27,11 +27,6 @@ from paddle_dp.mesh.secret import JobStore, job_store
 from paddle_dp.text import numbered
 
 Counts = dict[str, int]
-# The line of a waiting rank. The launcher looks for it in the log of a process that the wait ended in C++.
-WAITED = re.compile(r"^rank \d+ has waited \d+ s in .+ for ranks? [\d, ]+$", re.MULTILINE)
-
-# Its line when the late ranks have come, in the same log.
-WAIT_OVER = re.compile(r"^rank \d+ waited (\d+) s for ranks? .+$", re.MULTILINE)
 
 
 @dataclass
@@ -46,6 +41,18 @@ class Wait:
     late: tuple[int, ...] = ()
     phase: str = ""
     reported: float = 0.0  # seconds that this rank had waited when it last printed the late ranks
+
+    def line(self, rank: int, seconds: float, is_over: bool = False) -> str:
+        """Returns "rank 0 has waited 20 s for rank 1 in a sum", as of rank 0; of a wait that `is_over` "rank 0 waited
+        41 s for rank 1 (in data) in a sum"."""
+        verb, phase = ("waited", self.phase) if is_over else ("has waited", "")
+        late = numbered("rank", self.late) + (f" (in {phase})" if phase else "")
+        return f"rank {rank} {verb} {seconds:.0f} s for {late} in {self.activity}"
+
+
+# `Wait.line` in the log of a rank. The supervisor looks for the first one if the wait ended the process in C++.
+WAITED = re.compile(r"^rank \d+ has waited \d+ s for ranks? [\d, ]+ in .+$", re.MULTILINE)
+WAIT_OVER = re.compile(r"^rank \d+ waited (\d+) s for ranks? .+$", re.MULTILINE)
 
 
 class Arrivals:
@@ -89,14 +96,12 @@ class Arrivals:
                 raise
             late = numbered("rank", wait.late)
             raise LostPeerError(
-                f"rank {self.rank} has waited {waited:.0f} s for {late} in {activity}, which is the limit "
-                f"(train.patience). See the log of {late}, or set a larger train.patience."
+                f"{wait.line(self.rank, waited)}, which is the limit (train.patience). See the log of {late}, or set "
+                "a larger train.patience."
             ) from error
         else:
             if wait.late:
-                phase = f" (in {wait.phase})" if wait.phase else ""
-                waited, late = time.monotonic() - wait.since, numbered("rank", wait.late)
-                line = f"rank {self.rank} waited {waited:.0f} s for {late}{phase} in {activity}"
+                line = wait.line(self.rank, time.monotonic() - wait.since, is_over=True)
                 print(f"{line} after step {heartbeat.step}", file=sys.stderr, flush=True)
         finally:
             self._waits.pop()
@@ -135,8 +140,7 @@ class Arrivals:
         phases = {each["phase"] for each in late if each["step"] == heartbeat.step}
         wait.phase = phases.pop() if len(phases) == 1 and "unwatched" not in phases else ""
         if wait.late:
-            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {numbered('rank', wait.late)}"
-            print(line, file=sys.stderr, flush=True)
+            print(wait.line(self.rank, waited), file=sys.stderr, flush=True)
 
     def _status(self) -> str:
         return json.dumps({"counts": dict(self.counts), "step": heartbeat.step, "phase": heartbeat.phase})

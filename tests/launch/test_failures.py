@@ -155,7 +155,7 @@ def test_a_lost_peer_sends_the_reader_to_the_others() -> None:
 
 
 def test_whom_a_lost_rank_had_waited_for_is_told() -> None:
-    waited = "rank 0 has waited 20 s in the exchange of gradients for rank 1"
+    waited = "rank 0 has waited 20 s for rank 1 in the exchange of gradients"
     text = describe(replace(Failure.by_signal(0, 77, 6, 1.0, "log"), waited=waited), 2, None)
     assert text.endswith(
         f"It lost a peer. Before, it printed: {waited}. See that rank's log, next to its own."

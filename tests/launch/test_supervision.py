@@ -81,11 +81,11 @@ def test_a_rank_of_a_script_that_has_left_the_others_is_told_once(supervision, c
 
 
 @pytest.mark.parametrize(
-    ("code", "waited"), [(-6, "rank 0 has waited 40 s in the exchange of gradients for ranks 1, 2"), (-9, "")]
+    ("code", "waited"), [(-6, "rank 0 has waited 40 s for ranks 1, 2 in the exchange of gradients"), (-9, "")]
 )
 def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path, code, waited):
     """In C++ a late rank ends the process that waits for it; the last line that it wrote of its waiting is told."""
-    lines = [f"rank 0 has waited {s} s in the exchange of gradients for ranks 1, 2" for s in (20, 40)]
+    lines = [f"rank 0 has waited {s} s for ranks 1, 2 in the exchange of gradients" for s in (20, 40)]
     (tmp_path / "workerlog.0").write_text("\n".join(["begin", *lines, *["Fatal Python error: Aborted"] * 60]))
     assert supervision._departure_failure(Departure(rank=0, pid=7, time=99.0, code=code)).waited == waited
 

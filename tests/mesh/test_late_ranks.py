@@ -7,7 +7,7 @@ import pytest
 
 from paddle_dp.errors import JobError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.late_ranks import Arrivals, longest_wait
+from paddle_dp.mesh.late_ranks import WAIT_OVER, WAITED, Arrivals, Wait, longest_wait
 from tests.mesh.test_transport import Store
 
 
@@ -43,7 +43,7 @@ def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
     with pytest.raises(JobError, match="rank 0 has waited 0 s for rank 2 in a sum"):
         exchange()
     mine._stop.set()
-    assert "rank 0 has waited 0 s in a sum for rank 2" in capfd.readouterr().err
+    assert "rank 0 has waited 0 s for rank 2 in a sum\n" in capfd.readouterr().err
 
 
 def write(store, rank, counts, step=0):
@@ -64,9 +64,18 @@ def test_a_wait_that_is_over_is_a_line_of_the_log(capfd, monkeypatch, step, phas
         pass
     lines = capfd.readouterr().err.splitlines()
     assert lines == [
-        "rank 0 has waited 21 s in a sum for rank 1",
+        "rank 0 has waited 21 s for rank 1 in a sum",
         f"rank 0 waited 41 s for rank 1{phase} in a sum after step 7",
     ]
+
+
+@pytest.mark.parametrize(("late", "phase"), [((1,), ""), ((1, 12), "data"), ((3,), "forward")])
+def test_each_line_of_a_wait_is_found_in_a_log_and_by_its_own_pattern(late, phase):
+    wait = Wait("all", range(16), "the exchange of gradients, bucket 2", 0.0, late, phase)
+    waits, over = wait.line(0, 20.4), f"{wait.line(0, 41.0, is_over=True)} after step 7"
+    log = f"begin\n{waits}\n{over}\nend\n"
+    assert WAITED.findall(log) == [waits]
+    assert [(found[0], found[1]) for found in WAIT_OVER.finditer(log)] == [(over, "41")]
 
 
 def test_the_longest_wait_of_all_attempts_and_nodes_is_in_their_logs(tmp_path):
