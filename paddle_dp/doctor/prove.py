@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from paddle_dp.doctor.bench import ROOT, Bench, ChildResult, variables_for
 from paddle_dp.doctor.machine import DoctorCheck
@@ -24,17 +25,18 @@ from paddle_dp.text import plural
 
 DEFAULT_FILE = Path("paddle-dp-proof.json")
 MOST_RANKS, CPU_RANKS = 8, 2  # ranks without --ranks: a rank for each device up to 8; without devices, 2
-# Shares of the time that is left, so that a slow step leaves time for those after it, and a quick one gives its own on.
-SHARES = {
-    "machine": 2, "exchange": 4, "layouts": 52, "precision": 14, "speed": 14, "memory": 2, "resume": 12,
-}  # fmt: skip
 
 
-Step = Callable[[Bench], Iterator[ProofRow]]
+class ProveStep(NamedTuple):
+    """A step of the proof. `rows` runs it. `share`: its part of the time that is left for it and later ones, so that a
+    slow step leaves time for those after it, and a quick one gives its own on."""
+
+    rows: Callable[[Bench], Iterator[ProofRow]]
+    share: int
 
 
 def prove(
-    steps: dict[str, Step], ranks: int | None = None, minutes: float = 30.0, file: Path = DEFAULT_FILE,
+    steps: dict[str, ProveStep], ranks: int | None = None, minutes: float = 30.0, file: Path = DEFAULT_FILE,
     as_json: bool = False,
 ) -> int:  # fmt: skip
     """Runs the steps, writes `file` after each row, prints a line for each. Returns 0, or 1 if a row is to be mended.
@@ -72,16 +74,16 @@ def prove(
     return int(any(row.state == "mend" for row in output.rows))
 
 
-def run_steps(steps: dict[str, Step], bench: Bench, seconds: float) -> Iterator[ProofRow]:
+def run_steps(steps: dict[str, ProveStep], bench: Bench, seconds: float) -> Iterator[ProofRow]:
     """Yields the rows of all steps. A step that fails, or has no time left, yields a row with the reason."""
     deadline = time.monotonic() + seconds
-    names = list(steps)
-    for number, name in enumerate(names):
+    shares = sum(step.share for step in steps.values())
+    for name, step in steps.items():
         now = time.monotonic()
-        share = SHARES[name] / sum(SHARES[later] for later in names[number:])
-        bench.deadline = now + share * max(deadline - now, 0.0)
+        bench.deadline = now + step.share / shares * max(deadline - now, 0.0)
+        shares -= step.share
         try:
-            yield from steps[name](bench)
+            yield from step.rows(bench)
         except EndedError:
             raise  # a signal ends the whole proof
         except TimeoutError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from paddle_dp.doctor.bench import Bench, ChildResult
 from paddle_dp.doctor.proof_file import ProofRow
-from paddle_dp.doctor.prove import Step, failed_row
+from paddle_dp.doctor.prove import ProveStep, failed_row
 from paddle_dp.launch.machine import spoken
 from paddle_dp.text import amount, duration, plural
 
@@ -311,7 +311,8 @@ def _report(bench: Bench, name: str) -> dict[str, Any]:
     return report
 
 
-STEPS: dict[str, Step] = {
-    "machine": machine, "exchange": exchange, "layouts": layouts, "precision": precision, "speed": speed,
-    "memory": memory, "resume": resume,
+STEPS: dict[str, ProveStep] = {
+    "machine": ProveStep(machine, 2), "exchange": ProveStep(exchange, 4), "layouts": ProveStep(layouts, 52),
+    "precision": ProveStep(precision, 14), "speed": ProveStep(speed, 14), "memory": ProveStep(memory, 2),
+    "resume": ProveStep(resume, 12),
 }  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 from paddle_dp.doctor import prove_steps
 from paddle_dp.doctor.bench import Bench, ChildResult, end
 from paddle_dp.doctor.proof_file import MAX_CHARS, ProofFile, ProofRow, Scrubber
-from paddle_dp.doctor.prove import Step, failed_row, prove, run_steps, summary
+from paddle_dp.doctor.prove import ProveStep, failed_row, prove, run_steps, summary
 from paddle_dp.doctor.prove_steps import STEPS, layouts_for, verified_row
 from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.launch.processes import alive
@@ -111,7 +111,7 @@ def late(bench: Bench) -> Iterator[ProofRow]:
 def test_a_failing_step_and_one_without_time_are_rows_and_not_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps: dict[str, Step] = {"layouts": failing, "memory": late, "precision": good}
+    steps = {"layouts": ProveStep(failing, 2), "memory": ProveStep(late, 1), "precision": ProveStep(good, 1)}
     file = tmp_path / "proof.json"
     assert prove(steps, ranks=2, minutes=1, file=file) == 1
     content = json.loads(file.read_text())
@@ -129,18 +129,20 @@ def test_a_failing_step_and_one_without_time_are_rows_and_not_the_end(
 
 
 def test_without_a_difference_the_status_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prove({"layouts": good}, ranks=2, minutes=1, file=tmp_path / "proof.json", as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "proof.json").read_text())
+    file = tmp_path / "proof.json"
+    assert prove({"layouts": ProveStep(good, 1)}, ranks=2, minutes=1, file=file, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
 
 
 def test_an_interrupted_proof_keeps_its_rows(tmp_path: Path) -> None:
+    steps = {"layouts": ProveStep(good, 1), "speed": ProveStep(interrupted, 1), "memory": ProveStep(good, 1)}
     file = tmp_path / "proof.json"
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell's job in the background ignores it
     try:
         with pytest.raises(EndedError) as ended:
-            prove({"layouts": good, "speed": interrupted, "memory": good}, ranks=2, minutes=1, file=file)
+            prove(steps, ranks=2, minutes=1, file=file)
     finally:
         signal.signal(signal.SIGINT, before)
     content = json.loads(file.read_text())
@@ -151,9 +153,9 @@ def test_an_interrupted_proof_keeps_its_rows(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "none" / "proof.json"):
         with pytest.raises(UsageError, match="--out"):
-            prove({"layouts": good}, file=file)
+            prove({"layouts": ProveStep(good, 1)}, file=file)
     with pytest.raises(UsageError, match="--minutes 0"):
-        prove({"layouts": good}, minutes=0, file=tmp_path / "proof.json")
+        prove({"layouts": ProveStep(good, 1)}, minutes=0, file=tmp_path / "proof.json")
 
 
 def test_a_step_gives_its_unused_time_to_those_after_it(tmp_path: Path) -> None:
@@ -163,8 +165,10 @@ def test_a_step_gives_its_unused_time_to_those_after_it(tmp_path: Path) -> None:
         left.append(bench.deadline - time.monotonic())
         yield from ()
 
-    list(run_steps(dict.fromkeys(STEPS, measured), bench(tmp_path), 1000.0))
+    steps = {name: step._replace(rows=measured) for name, step in STEPS.items()}
+    list(run_steps(steps, bench(tmp_path), 1000.0))
     assert left[0] == pytest.approx(20, abs=1) and left[-1] == pytest.approx(1000, abs=5)
+    assert sum(step.share for step in STEPS.values()) == 100
 
 
 @pytest.mark.processes
