@@ -113,7 +113,7 @@ def exchange(plan: LaunchPlan) -> list[DoctorCheck]:
 
 def _start(plan: LaunchPlan, folder: Path) -> JobEnd:
     watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
-    plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
+    plan = replace(plan, limits=Limits(watch=watch, sample_seconds=0.0))
     if plan.nodes > 1:
         meeting = meet(str(plan.job.master), plan.node == 0)
         key = code_of(users_secret(os.environ), meeting.master.encode())
@@ -155,8 +155,7 @@ def _failed(plan: LaunchPlan, job_end: JobEnd, folder: Path) -> DoctorCheck:
     ranks = plan.all_ranks
     if isinstance(job_end, Failed):
         cause = job_end.cause
-        ended_from_outside = cause.kind.startswith(("SIG", "signal", "left"))
-        first, output = in_a_line(cause, ranks), cause.traceback if ended_from_outside else ""
+        first, output = in_a_line(cause, ranks), cause.traceback if cause.ended_without_error else ""
     else:
         first, output = f"the launcher ended with {job_end.status}", logs.tail(folder / "launcher.log", 6)
     lines = [line for line in output.splitlines() if line.strip()][-6:]

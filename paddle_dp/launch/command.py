@@ -99,10 +99,10 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a rank may make no progress: the recipe's `watch`, and `sample`, the loader's seconds for one sample."""
+    """How long a rank may make no progress: the recipe's `watch`, and the loader's seconds for one sample."""
 
     watch: WatchSettings
-    sample: float
+    sample_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

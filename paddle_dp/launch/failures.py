@@ -26,7 +26,6 @@ TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, if th
 MAX_LIBRARY_FRAMES = 4  # a traceback with fewer frames of libraries is shown completely
 MAX_CONSEQUENCES, MAX_LINE_CHARS = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, as its machine is gone
-WITHOUT_ERROR = ("SIG", "signal", "left")  # beginnings of kinds whose message says how the rank ended
 # Kinds of failures that do not belong to one rank.
 JOB_FAILURE_KINDS = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
 # An error of this package in the backward of a PyLayer, or in a gradient's hook: Paddle converts it, and puts Python's
@@ -143,6 +142,11 @@ class Failure:
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
 
     @property
+    def ended_without_error(self) -> bool:
+        """True if the rank raised no error: a signal ended it, or it left early. Its message says how it ended."""
+        return self.kind.startswith(("SIG", "signal", "left"))
+
+    @property
     def is_usage_error(self) -> bool:
         """True if another command line or recipe would avoid it."""
         return self.expected and self.exit_status == UsageError.exit_status
@@ -159,7 +163,7 @@ class Failure:
         if within := _IN_BACKWARD.search(message):
             kind, message = within["kind"], within["message"]
         line = " ".join(message.split())
-        line = line if self.kind.startswith(WITHOUT_ERROR) else f"{kind}: {line}"
+        line = line if self.ended_without_error else f"{kind}: {line}"
         return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
@@ -237,7 +241,7 @@ def describe(
     if failure.is_usage_error or (failure.expected and failure.kind in JOB_FAILURE_KINDS):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
-    how = f": {failure.message}" if failure.kind.startswith(WITHOUT_ERROR) else ""
+    how = f": {failure.message}" if failure.ended_without_error else ""
     alike = is_on_all_ranks(failure, ranks, consequences)
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")

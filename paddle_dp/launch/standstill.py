@@ -27,7 +27,7 @@ from paddle_dp.text import numbered
 STATUS = 124  # the exit status of a job that stood still, as of timeout(1)
 LEAST = 60.0  # seconds: a machine may be busy for a while, even if steps are short
 STEPS = 10  # median steps that may pass without a sign of life
-GAP = 2.0  # seconds between two looks that count at most: the whole machine may have been stopped
+MAX_GAP = 2.0  # seconds that a gap between two looks counts at most: the machine may have been suspended
 CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with separate limits
 INTERVAL = 0.5  # seconds between two looks of a single rank's thread
 DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd", "_pydevd_bundle"}
@@ -129,7 +129,7 @@ class StandstillDetector:
     """
 
     def __init__(self, limits: Limits, nodes: int = 1):
-        self.watch, self.sample, self.nodes = limits.watch, limits.sample, nodes
+        self.watch, self.sample_seconds, self.nodes = limits.watch, limits.sample_seconds, nodes
         self._counts: dict[int, int] = {}
         self._since: dict[int, float] = {}  # seconds that each rank has stood, summed over the looks
         self._stopped: dict[int, float] = {}  # seconds for which a signal has stopped each stopped rank
@@ -143,7 +143,7 @@ class StandstillDetector:
 
         A stopped rank does nothing in any phase, so neither it nor ranks that wait have the longer limits of phases.
         """
-        passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
+        passed = 0.0 if self._looked is None else min(now - self._looked, MAX_GAP)
         self._looked = now
         for rank, beat in beats.items():
             count = 0 if beat is None else beat.count
@@ -200,7 +200,7 @@ class StandstillDetector:
         if not self._begun:  # a first step compiles, allocates, connects
             return max(within, (self.watch.start.seconds, "watch.start, until the first steps are done"))
         if phase == "data":
-            return max(within, (self.sample + BEYOND, "loader.timeout"))
+            return max(within, (self.sample_seconds + BEYOND, "loader.timeout"))
         return within
 
     def _time_steps(self, beats: Beats) -> None:

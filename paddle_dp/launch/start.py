@@ -87,8 +87,7 @@ def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int
     from paddle_dp.recipe.schema import WatchSettings
 
     name = _name_of(job.script)
-    plan = plan_of(job, machine)
-    plan = replace(plan, limits=Limits(watch=WatchSettings(), sample=SAMPLE))
+    plan = replace(plan_of(job, machine), limits=Limits(watch=WatchSettings(), sample_seconds=SAMPLE))
     _check_machine(plan)
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
@@ -167,7 +166,7 @@ def _read(job: Job, machine: Machine) -> tuple[Recipe, LaunchPlan]:
     strategy = recipe.strategy.config
     each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
     plan = plan_of(job, machine, recipe.train.device, each)
-    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
+    limits = Limits(watch=recipe.watch, sample_seconds=recipe.loader.timeout.seconds)
     return recipe, replace(plan, limits=limits)
 
 

@@ -15,16 +15,17 @@ from dataclasses import replace
 import pytest
 
 from paddle_dp.launch.command import Limits
-from paddle_dp.launch.standstill import GAP, StandstillDetector, in_debugger
+from paddle_dp.launch.standstill import MAX_GAP, StandstillDetector, in_debugger
 from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 from tests.eventually import eventually
 
 
-def limits(sample: float = 120.0, **watch: str) -> Limits:
+def limits(sample_seconds: float = 120.0, **watch: str) -> Limits:
     return Limits(
-        watch=WatchSettings(**{name: Duration.parse(text) for name, text in watch.items()}), sample=sample
+        watch=WatchSettings(**{name: Duration.parse(text) for name, text in watch.items()}),
+        sample_seconds=sample_seconds,
     )
 
 
@@ -52,7 +53,7 @@ def look_for(detector: StandstillDetector, beats, start: float, seconds: float, 
 
 
 def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
-    detector = StandstillDetector(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample_seconds=1.0))
     start = work(detector, ranks=4)
     beats = {
         0: beat(7, "backward", waits=True, activity="the exchange of gradients"),
@@ -79,7 +80,7 @@ def test_any_sign_of_life_of_any_rank_is_progress():
 
 @pytest.mark.parametrize(("step", "allowed"), [(0.5, 60), (6.0, 60), (20.0, 200)])
 def test_patience_is_ten_median_steps_and_a_minute_at_least(step, allowed):
-    detector = StandstillDetector(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample_seconds=1.0))
     start = work(detector, seconds=step)
     assert detector.patience() == allowed
     _, seconds = look_for(detector, {0: beat(99), 1: beat(99, waits=True)}, start, 300)
@@ -113,23 +114,23 @@ def test_each_phase_has_its_own_patience_and_says_which(phase, allowed, setting)
 
 
 def test_until_steps_are_done_the_first_one_may_take_as_long_as_the_start():
-    detector = StandstillDetector(limits(start="200 s", sample=1.0))
+    detector = StandstillDetector(limits(start="200 s", sample_seconds=1.0))
     _, seconds = look_for(detector, {0: beat(5, step=0), 1: beat(5, step=0, waits=True)}, 0.0, 300)
     assert 200 <= seconds <= 202
 
 
 def test_a_machine_that_was_stopped_as_a_whole_has_not_stood_still():
-    detector = StandstillDetector(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample_seconds=1.0))
     start = work(detector)
     beats = {0: beat(9), 1: beat(9, waits=True)}
     assert detector.look(beats, start + 1) is None
-    assert detector.look(beats, start + 3600) is None  # nobody looked either: counted as GAP seconds
+    assert detector.look(beats, start + 3600) is None  # nobody looked either: counted as MAX_GAP seconds
     found, seconds = look_for(detector, beats, start + 3600, 100)
-    assert found and 58 - GAP <= seconds <= 60
+    assert found and 58 - MAX_GAP <= seconds <= 60
 
 
 def test_a_stopped_rank_is_named_wherever_it_is():
-    detector = StandstillDetector(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample_seconds=1.0))
     beats = {rank: beat(9, "backward", waits=True, activity="the exchange of gradients") for rank in range(4)}
     found, _ = look_for(detector, beats, work(detector, ranks=4), 100, stopped=[2])
     assert found.late_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
@@ -182,13 +183,13 @@ def test_a_rank_that_never_began_or_does_not_end_is_named():
         late, {0: beat(3, "start", step=0, waits=True, activity="all"), 1: None}, 0.0, 60
     )
     assert found.late_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
-    leaving = StandstillDetector(limits(sample=1.0))
+    leaving = StandstillDetector(limits(sample_seconds=1.0))
     found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
     assert "rank 1 is done, and its process has not ended for 60 s" in str(found)
 
 
 def test_where_all_wait_the_earliest_exchange_is_told():
-    detector = StandstillDetector(limits(sample=1.0))
+    detector = StandstillDetector(limits(sample_seconds=1.0))
     start = work(detector)
     beats = {0: beat(9, "update", waits=True, activity="b"), 1: beat(9, "backward", waits=True, activity="a")}
     found, _ = look_for(detector, beats, start, 100)
@@ -249,7 +250,7 @@ def test_a_record_is_never_seen_empty_while_it_is_written():
 @pytest.mark.parametrize(("nodes", "allowed"), [(1, 60), (2, 1800)])
 def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowed):
     """The first rank may write a long report: its own node sees that, the other one sees ranks that wait."""
-    detector = StandstillDetector(limits(sample=1.0), nodes)
+    detector = StandstillDetector(limits(sample_seconds=1.0), nodes)
     start = work(detector)
     beats = {
         rank: beat(99, "backward", waits=True, activity="the exchange of gradients") for rank in range(2)
@@ -259,7 +260,7 @@ def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowe
 
 
 def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
-    detector = StandstillDetector(limits(sample=1.0), nodes=2)
+    detector = StandstillDetector(limits(sample_seconds=1.0), nodes=2)
     start = work(detector)
     found, seconds = look_for(detector, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
     assert found and found.late_ranks == [0] and 60 <= seconds <= 62
@@ -287,7 +288,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
-limits = Limits(watch=WatchSettings(start=Duration.parse("1 s"), patience=Duration.parse("1 s")), sample=0.0)
+limits = Limits(watch=WatchSettings(start=Duration.parse("1 s"), patience=Duration.parse("1 s")), sample_seconds=0.0)
 with watched_inside(limits, Path(sys.argv[1]), lambda failure: print(failure.message, flush=True)):
     heartbeat.enter("start")
     breakpoint()

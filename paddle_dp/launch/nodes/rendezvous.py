@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch.nodes.messages import Message
+from paddle_dp.launch.standstill import MAX_GAP
 from paddle_dp.text import numbered
 
 if TYPE_CHECKING:
     from paddle_dp.recipe.schema import WatchSettings
 
-GAP = 2.0  # seconds between two looks that count at most, as the whole machine may have been stopped
 SETTLE = 3.0  # seconds for another cause to arrive, after a failure that looks like the loss of a peer
 GRACE = 30.0  # seconds for the ranks of all nodes to end, after the message to end
 NOTICE = 2.0  # seconds before the nodes print for which others they wait
@@ -179,7 +179,7 @@ class Rendezvous:
 
     def look(self, now: float) -> None:
         """Handles the time that has passed: finds silent nodes, and ends waits. Call it often."""
-        passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
+        passed = 0.0 if self._looked is None else min(now - self._looked, MAX_GAP)
         self._looked, self._began = now, self._began + passed
         for number, member in list(self.members.items()):
             member.silent += passed
