@@ -15,13 +15,12 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from paddle_dp.cluster.request import ClusterRequest, path_in_image
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh.secret import SECRET
 
 PORT = 29500
 CONTAINER = "train"
 _MEMORY = 16  # GiB of a pod whose request names none, or for each of its GPUs
-_TRIES = (
-    8  # failed pods, those that were stopped or taken away apart; for more than 4 nodes two failures of all
-)
+_TRIES = 8  # failed pods, without those stopped or taken away; for more than 4 nodes two failures of all
 _RESTARTS = 3
 _GROUP = 1000  # any number: a volume that belongs to root becomes writable for this group, which the container joins
 Manifest = dict[str, Any]
@@ -144,7 +143,7 @@ exec {_literal(command)} --nodes auto{master}{restarts} --output-dir "$OUT" "${{
                 "args": [LiteralScalarString(script)],
                 "env": [
                     {"name": "OUT", "value": _quoted(_literal(str(folder)))}, *variables,
-                    {"name": "PADDLE_DP_SECRET", "valueFrom": secret},
+                    {"name": SECRET, "valueFrom": secret},
                 ],
                 "resources": {
                     "requests": {"cpu": cpus, "memory": memory},

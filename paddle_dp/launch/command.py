@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.machine import Machine, spoken
+from paddle_dp.mesh import secret
 from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.text import plural
 
@@ -29,9 +30,7 @@ LEFTOVERS = (
 # threshold on 64 bits; larger tensors are still returned.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 # Variables for a job's ranks, and secrets between the nodes' processes, that a job within it must not inherit.
-PRIVATE_VARIABLES = (
-    "PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET", MEMORY,
-)  # fmt: skip
+PRIVATE_VARIABLES = ("PADDLE_DP_TTY", secret.SECRET, secret.SECRET_FILE, secret.VARIABLE, MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True)

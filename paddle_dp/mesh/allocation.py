@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from paddle_dp.errors import UsageError
 
 PORT = 29500  # where each node has another address
-# Jobs on one machine meet at ports by their numbers, below those that Linux gives to outgoing connections.
-FIRST_PORT, PORTS = 20_000, 10_000
+FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (from 32768)
 _SHELLS = 0xFFFFFFF0  # Slurm's steps from here on are shells: salloc's on the first node is 0xFFFFFFFA
 
 
@@ -70,7 +69,7 @@ def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
         number = int(env["SLURM_JOB_ID"]) + int(env.get("SLURM_STEP_ID", 0))
         return Allocation(
             engine="Slurm", nodes=int(env["SLURM_STEP_NUM_NODES"]), node_rank=int(env["SLURM_NODEID"]),
-            master=f"{first_host(env['SLURM_STEP_NODELIST'])}:{FIRST_PORT + number % PORTS}",
+            master=f"{first_host(env['SLURM_STEP_NODELIST'])}:{meeting_port(number)}",
             tasks=int(env["SLURM_STEP_NUM_TASKS"]),
         )  # fmt: skip
     if "PMI_SIZE" in env and "PMI_RANK" in env:
@@ -95,6 +94,11 @@ def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
         nodes, master = int(env["PADDLE_NNODES"]), env["PADDLE_MASTER"]
         return Allocation(engine="PaddleJob", nodes=nodes, node_rank=index, master=master)
     return None
+
+
+def meeting_port(number: int) -> int:
+    """Returns the port at which the nodes of job `number` meet: jobs on one machine have different ones."""
+    return FIRST_PORT + number % PORTS
 
 
 def first_host(hosts: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # and where they are needed: `paddle-dp --help` comes by here
     from paddle_dp.tensors import Array
 
 LENGTH = struct.Struct("<Q")
-LOST = 2**64 - 1  # replaces the length of a lost rank
+LOST_LENGTH = 2**64 - 1  # replaces the length of a lost rank
 # Negative, as the bridge counts groups from 0.
 CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
@@ -100,7 +100,7 @@ class Messages:
     @staticmethod
     def packed(rows: Sequence[bytes | None]) -> memoryview:
         """Packs every rank's bytes into one message of a hub; None stands for a lost rank."""
-        chunks = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
+        chunks = (LENGTH.pack(LOST_LENGTH) if row is None else LENGTH.pack(len(row)) + row for row in rows)
         return memoryview(b"".join(chunks))
 
 
@@ -108,8 +108,8 @@ def _unpack(packed: bytearray) -> Iterator[bytes | None]:
     at = 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
-        at += LENGTH.size + (length if length != LOST else 0)
-        yield bytes(packed[at - length : at]) if length != LOST else None
+        at += LENGTH.size + (length if length != LOST_LENGTH else 0)
+        yield bytes(packed[at - length : at]) if length != LOST_LENGTH else None
 
 
 # Pushed tensors -------------------------------------------------------------------------------------------------------

@@ -20,15 +20,16 @@ from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch import console
 from paddle_dp.launch.command import typed
 from paddle_dp.launch.network import free_port
+from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
+from paddle_dp.mesh.allocation import meeting_port
+from paddle_dp.mesh.secret import SECRET
 from paddle_dp.recipe import read_recipe
 from paddle_dp.report.run_record import read_run
 
 _LOOK = 1.0  # seconds between looks at the job and at signals
 _SOON = 5.0  # seconds without room until a line reports it
-_SECRET = "PADDLE_DP_SECRET"  # of the nodes' messages; each job has another one
 _LINES = 30  # of a node's screen, kept for the cause of its end
-LOST_NODE = 1  # exit status of a job of which an actor cannot be replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ class RayJob:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         variables = {
-            _SECRET: secrets.token_hex(32),
+            SECRET: secrets.token_hex(32),  # of the nodes' messages
             "OMP_NUM_THREADS": str(max(1, (self.cpus or self.ranks_of_node) // self.ranks_of_node)),
             **self.variables,
         }
@@ -222,7 +223,7 @@ def _reply_of(ray: Any, run: Any, number: int) -> _Reply:
     except ray.exceptions.RayError as error:
         message = f"node {number} is lost, and Ray cannot replace its actor: {reason_of(error)}"
         console.write(message)
-        return _Reply(status=LOST_NODE, cause=message, lost=True)
+        return _Reply(status=LOST_STATUS, cause=message, lost=True)
     if status < 0:
         console.write(cause)
         return _Reply(status=128 - status, cause=cause, replaced=replaced, lost=True)
@@ -280,7 +281,7 @@ class RayNode:
         import ray
 
         host = ray.util.get_node_ip_address()
-        return f"{host}:{free_port(20_000 + os.getpid() % 20_000)}"
+        return f"{host}:{free_port(meeting_port(os.getpid()))}"
 
     def run(self, arguments: Sequence[str], run_folder: str) -> tuple[int, str, bool]:
         """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced.

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
 from paddle_dp.launch.processes import child_options
 from paddle_dp.ray.ray_job import connect, imported, process_variables, reason_of
-
-LOST = 1  # exit status of a trial whose actor, or its machine, was lost
 
 
 class RayExecutor:
@@ -62,7 +61,7 @@ class RayTrial:
                 self.screen.parent.mkdir(exist_ok=True)
                 with self.screen.open("a") as screen:
                     screen.write(f"the trial's actor is lost: {reason_of(error)}\n")
-                self.status = LOST
+                self.status = LOST_STATUS
             self.kill()
         return self.status
 

@@ -224,6 +224,18 @@ def test_a_first_actor_that_does_not_start_is_a_sentence(monkeypatch: pytest.Mon
     assert ray.kill.call_count == 2
 
 
+def test_nodes_meet_below_the_ports_of_outgoing_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports up to 39999 were possible: Linux may give those from 32768 on to another program's connection."""
+    monkeypatch.setitem(sys.modules, "ray", ray := MagicMock())
+    ray.util.get_node_ip_address.return_value = "10.0.0.1"
+    monkeypatch.setattr(ray_job, "free_port", lambda first: first)
+    node = RayNode(0, ".", {})
+    for pid in (9_999, 19_999, 4_194_303):
+        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        host, _, port = node.address().rpartition(":")
+        assert host == "10.0.0.1" and 20_000 <= int(port) < 32_768
+
+
 def test_numbers_are_checked() -> None:
     with pytest.raises(UsageError, match=r"RayJob\(nodes=0\): give 1 or more"):
         RayJob(recipe=RECIPE, nodes=0)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import InstallError, UsageError
+from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
 from paddle_dp.ray import RayExecutor
-from paddle_dp.ray.ray_trials import LOST, RayTrial, TrialProcess
+from paddle_dp.ray.ray_trials import RayTrial, TrialProcess
 
 
 class RayError(Exception):
@@ -87,7 +88,7 @@ def test_a_trial_ends_with_its_status_or_as_lost_and_gives_its_resources_back(tm
     ray.over = True
     assert done.poll() == done.poll() == 75
     lost = RayTrial(ray, "actor 1", RayError("the node died\nmore"), screen)
-    assert lost.poll() == LOST
+    assert lost.poll() == LOST_STATUS
     assert screen.read_text() == "the trial's actor is lost: the node died\n"
     assert ray.killed == ["actor 0", "actor 1"]
 

@@ -19,7 +19,7 @@ from paddle_dp.launch.command import Job, LaunchPlan, Meeting, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
 from paddle_dp.launch.nodes.connections import TICK, Membership, Server
 from paddle_dp.launch.nodes.messages import Message
-from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import LOST_STATUS, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
 from paddle_dp.launch.rank_supply import LOOK, RankSupply, with_ranks
@@ -71,8 +71,8 @@ def result_of(
 
     Adds the consequences on this `node`, from its `result`.
     """
-    job_result = AttemptResult(attempt=attempt or Path(), status=LOST)
-    lost = Failure(rank=-1, kind=LOST_NODE, message="", exit_status=LOST, expected=True)
+    job_result = AttemptResult(attempt=attempt or Path(), status=LOST_STATUS)
+    lost = Failure(rank=-1, kind=LOST_NODE, message="", exit_status=LOST_STATUS, expected=True)
     try:
         details = message["words"]
         reached = replace(job_result, step=message.get("step", 0), began=message.get("began", 0))
@@ -190,7 +190,7 @@ class _Node:
         }  # fmt: skip
         while True:
             if self.server is not None and self.server.failure:
-                return self._end(f"the rendezvous of this job has failed: {self.server.failure}", LOST)
+                return self._end(f"the rendezvous of this job has failed: {self.server.failure}", LOST_STATUS)
             try:
                 message = self.member.inbox.get(timeout=TICK)
             except queue.Empty:
@@ -222,7 +222,7 @@ class _Node:
             return self._end(
                 f"node 0 did not return to {self.job.master} within {waited:.0f} s (watch.rejoin). The nodes meet on "
                 "its machine: without it there is no job.",
-                LOST,
+                LOST_STATUS,
             )
         return None
 
@@ -379,7 +379,7 @@ class _Node:
     def _lost(self, message: Message) -> int | None:
         text = f"node 0 at {self.job.master} is lost: {message['why']}."
         if not self.job.restarts:
-            return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST)
+            return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST_STATUS)
         rejoin = self.node_job.limits.rejoin
         console.write(f"{text} Waiting for it, for {rejoin:.0f} s at most (watch.rejoin)")
         return None

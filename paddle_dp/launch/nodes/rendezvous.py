@@ -26,7 +26,7 @@ SETTLE = 3.0  # seconds for another cause to arrive, after a failure that looks 
 GRACE = 30.0  # seconds for the ranks of all nodes to end, after the message to end
 NOTICE = 2.0  # seconds before the nodes print for which others they wait
 NOBODY = 124  # the exit status of a job whose nodes do not meet, like a job that stands still
-LOST = 1  # the exit status of a job that has lost a node for good
+LOST_STATUS = 1  # the exit status of a job that has lost a node for good
 MAX_RANKS = 1 << 16  # ranks of a node
 MAX_TEXT_CHARS = 8000  # characters of a node's line on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
@@ -213,7 +213,7 @@ class Rendezvous:
             again, memory = self._begun or self._last_attempt > 0, self._memories()
             self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=again, memory=memory)
             return
-        verb, status = ("come", NOBODY) if first else ("return", LOST)
+        verb, status = ("come", NOBODY) if first else ("return", LOST_STATUS)
         self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
 
     def _begin(self, message: Message) -> None:
