@@ -1,4 +1,4 @@
-"""Verbs to call before a training: parts, check, new, doctor, schema."""
+"""Verbs to call before a training: parts, check, plan, new, import, doctor, schema."""
 
 from __future__ import annotations
 

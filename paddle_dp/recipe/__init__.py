@@ -1,7 +1,7 @@
 """Recipes: read from YAML and the command line, checked as a whole, and written with all defaults.
 
 Reading imports no paddle and starts nothing; all mistakes are reported together, each with its line. `part/` reads the
-settings of a single part; `train/` turns a recipe into a trainer.
+settings of a single part; `assembly/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.read import foreign_code, read_recipe
