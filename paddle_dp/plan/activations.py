@@ -8,9 +8,11 @@ and t tensor ranks:
     selective    s·b·h·(10 + 24/t)                 s·b·h/t·34                       section 5, table 2
     full         s·b·h·2                           s·b·h/t·2                        table 2
 
+On each of p ranks of a sequence axis (Ulysses) s is s/p, but in 5·a·s/h: a/p heads see all tokens, s·s·a/p scores.
 The head keeps s·b·(4·h + 4·v) / t bytes, for a vocabulary of v (section 4.3), and 8·v more while the loss is computed.
 In 32 bits everything takes twice as much, except the logits, which always have 4 bytes. Flash attention keeps no
-scores, like `selective`; a mask of packed documents it keeps in each block: 2·b·s² bytes, on each tensor rank.
+scores, like `selective`; a mask of packed documents it keeps in each block: 2·b·s² bytes, on each tensor rank, and
+sequence rank, of all tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class ActivationFormat:
 class Tokens:
     """The sizes of one micro-batch in a block on one rank, and how the tensor axis splits it; `bytes` per number.
 
-    `masked`: the tokens of a sample whose attention has a mask of documents; 0: it has none. `kv_fraction`: heads of
-    keys and values for each of q. An MLP of `hidden` (0: 4·width) numbers has `matrices` products, 3 if it is gated.
+    `attended`: the tokens of a whole sample, of which a rank of a sequence axis has `length` (0: it has all of them).
+    `masked`: attention has a mask of documents. `kv_fraction`: heads of keys and values for each of q. An MLP of
+    `hidden` (0: 4·width) numbers has `matrices` products, 3 if it is gated.
     """
 
     length: int
@@ -59,20 +62,22 @@ class Tokens:
     kv_fraction: float = 1.0
     hidden: int = 0
     matrices: int = 2
-    masked: int = 0
+    attended: int = 0
+    masked: bool = False
 
     def block(self, keeps: Keeps) -> float:
         """Bytes that one block keeps of one micro-batch."""
         sbh, t = self.length * self.samples * self.width, self.tensor
-        scores = 5 * self.heads * self.length / self.width if keeps == "none" else 0.0
+        attended = self.attended or self.length
+        scores = 5 * self.heads * attended / self.width if keeps == "none" else 0.0
         if keeps == "full":
             size = 2 * sbh / (t if self.sequence_parallel else 1)
         elif self.sequence_parallel:
             size = sbh / t * (10 + self.cut_numbers + scores)
         else:
             size = sbh * (10 + self.cut_numbers / t + scores / t)
-        if keeps == "selective":
-            size += 2 * self.samples * self.masked**2
+        if keeps == "selective" and self.masked:
+            size += 2 * self.samples * attended**2
         return size * self.bytes / 2
 
     @property

@@ -112,6 +112,6 @@ def rank_activations(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
         bytes=form.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden, matrices=model.matrices,
-        masked=model.length if form.masked else 0,
+        attended=model.length, masked=form.masked,
     )  # fmt: skip
     return activation_bytes(tokens, memory.stages, blocks, layout.recompute, waiting, form.flash)

@@ -1,5 +1,7 @@
 """The estimate is the paper's: Korthikanti et al., arXiv:2205.05198, by its own numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
@@ -19,6 +21,18 @@ def test_a_block_keeps_what_the_paper_says():
     assert along.block("none") == SBH / 8 * (34 + 80)
     assert along.block("selective") == SBH / 8 * 34
     assert cut.block("full") == SBH * 2
+
+
+def test_a_sequence_rank_has_the_scores_of_its_heads_with_all_tokens():
+    """They were counted as those of its own tokens alone: half of them on 2 ranks."""
+    plain, half = Tokens(**GPT3), Tokens(**GPT3 | {"length": 1024, "attended": 2048})
+    for keeps in ("none", "selective", "full"):
+        assert half.block(keeps) == plain.block(keeps) / 2
+    masks = [
+        replace(tokens, masked=True).block("selective") - tokens.block("selective")
+        for tokens in (plain, half)
+    ]
+    assert masks == [2 * 2048**2] * 2  # of documents: each rank has the mask of the whole sample
 
 
 def test_selective_saves_what_the_paper_says():

@@ -175,6 +175,26 @@ def test_four_ranks_of_two_axes_send_what_the_plan_says(
     )  # beside it norms and a split loss
 
 
+def test_a_sequence_rank_keeps_the_share_that_the_plan_says(tmp_path: Path) -> None:
+    """Of attention without flash half of the scores are on each of 2 ranks: its heads see all tokens. A quarter was
+    counted."""
+    overrides = (
+        "model={use: gpt, vocab: 32, width: 64, depth: 2, heads: 4, length: 256}",
+        "dataset={use: random_tokens, vocab: 32, length: 256, samples: 64}",
+        "train.batch=4",
+    )
+    (whole,) = run_ranks(measured, 1, str(tmp_path), "{use: single}", -1, overrides)
+    for rank in run_ranks(measured, 2, str(tmp_path), "{use: hybrid, sequence: 2}", -1, overrides):
+        kept, planned = (
+            (rank[key] - state) / (whole[key] - other)
+            for key, state, other in (
+                ("tensors", rank["state"] + rank["kept"], whole["state"]),
+                ("activations", 0, 0),
+            )
+        )
+        assert kept == pytest.approx(planned, rel=0.1), (kept, planned)
+
+
 @pytest.mark.long
 def test_a_server_has_what_waits_for_a_late_worker_and_a_worker_no_more_than_it_says(tmp_path: Path) -> None:
     server, *workers = run_ranks(measured, 4, str(tmp_path), "{use: parameter_server}", 3)
