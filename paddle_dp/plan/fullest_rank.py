@@ -13,7 +13,7 @@ from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.units import Recompute
 
-FREE = 0.92  # of a card's memory: the driver, the communicators and gaps between tensors take the rest
+USABLE_MEMORY = 0.92  # of a device's: drivers, communicators, workspaces and gaps take the rest
 # Of torchtitan's 8 measured peaks 6 were at most 1.15 times the arithmetic's (tools/planner_exam.py), the largest 1.33:
 # a layout is called tight if so much would not fit.
 TIGHT = 1.33

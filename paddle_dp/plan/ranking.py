@@ -14,7 +14,7 @@ import numpy as np
 from paddle_dp.plan.candidates import Candidate, Numerics, candidates, workload_of
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, STAGE3, TIE, BarClass, bar_class
-from paddle_dp.plan.fullest_rank import FREE, TIGHT, FullestRank, RankBytes
+from paddle_dp.plan.fullest_rank import TIGHT, USABLE_MEMORY, FullestRank, RankBytes
 from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.rank_memory import Blocks
@@ -159,7 +159,7 @@ class LayoutSearch:
         self.step, self.flops = _step_time(planner, choices)
         self.seconds = self.step.seconds
         self.fullest = FullestRank(planner.blocks, planner.model, planner.numerics)
-        self.free = FREE * planner.device.memory
+        self.free = USABLE_MEMORY * planner.device.memory
 
     def fits(self, index: int) -> bool:
         """Whether the fullest rank's bytes fit the device."""

@@ -13,7 +13,7 @@ from paddle_dp.part import adapted
 from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.bound import WorkOrder
 from paddle_dp.plan.exchange import Between
-from paddle_dp.plan.fullest_rank import rank_activations
+from paddle_dp.plan.fullest_rank import USABLE_MEMORY, rank_activations
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories
 from paddle_dp.plan.traced_model import TracedModel
@@ -22,13 +22,11 @@ from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount
 from paddle_dp.verbs.traced_recipe import traced_recipe, weightless
 
-LOAD = 0.9  # of a device's memory; the rest is unknown to arithmetic: kernels' workspaces, fragments
-
 
 def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     """The smallest number of equal micro-batches with which every rank's weights, gradients, optimizer states and
-    activations take at most `LOAD` of `limit` bytes, and a sentence. Raises UsageError if there is none, or if the
-    activations are not known."""
+    activations take at most `USABLE_MEMORY` of `limit` bytes, and a sentence. Raises UsageError if there is none, or if
+    the activations are not known."""
     layout, blocks = layout_of(recipe, ranks), blocks_of(recipe)
     layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, activation_bytes(recipe, layout))
     memories = rank_memories(blocks, layout)
@@ -43,7 +41,7 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
             f"train.micro_batches=auto: BatchNorm, which model {recipe.model.name} has, takes the statistics of each "
             "micro-batch, so what is learned depends on their number. Give a number."
         )
-    need, allowed = 0.0, f"{LOAD:.0%} of the {amount(limit)} that a rank has"
+    need, allowed = 0.0, f"{USABLE_MEMORY:.0%} of the {amount(limit)} that a rank has"
     batch, ramp = recipe.train.batch, recipe.train.batch_ramp
     most = min(max(batch // layout.degrees.dp_size, 1), ramp.start if ramp else batch)
     for divisor in (n for n in range(1, most + 1) if batch % n == 0):
@@ -54,7 +52,7 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
         except UsageError:  # a pipeline that needs another number
             continue
         need = max(memory.total + (size or 0.0) for memory, size in sizes)
-        if need <= LOAD * limit:
+        if need <= USABLE_MEMORY * limit:
             return divisor, f"a rank then takes {amount(need)}, at most {allowed}"
     raise UsageError(
         f"train.micro_batches=auto: with as many as there can be a rank takes {amount(need)}, more than {allowed}. "

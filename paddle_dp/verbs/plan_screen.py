@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from paddle_dp.plan.candidates import Candidate
 from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
-from paddle_dp.plan.fullest_rank import FREE, TIGHT
+from paddle_dp.plan.fullest_rank import TIGHT, USABLE_MEMORY
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout
 from paddle_dp.plan.traced_model import TracedModel
@@ -157,7 +157,7 @@ class PlanScreen:
         memory = misfit.memory
         return (
             f"{misfit.choice}: {amount(memory.total)} at least, {amount(memory.state)} of it weights, gradients and "
-            f"optimizer; a card has {amount(FREE * self.planner.device.memory)} for them"
+            f"optimizer; a card has {amount(USABLE_MEMORY * self.planner.device.memory)} for them"
         )
 
     def _steps(self) -> int | None:

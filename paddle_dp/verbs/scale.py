@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from paddle_dp.errors import PaddleDPError
+from paddle_dp.plan.fullest_rank import USABLE_MEMORY
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
 from paddle_dp.plan.rank_memory import rank_memories
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
-from paddle_dp.verbs.forecast import LOAD, activations, blocks_of, layout_of, sizes_of
+from paddle_dp.verbs.forecast import activations, blocks_of, layout_of, sizes_of
 
 TRIED_RANKS = (*range(1, 17), 32, 64, 128, 256, 512, 1024)
 PRODUCTS = 5  # shapes that a probe times of a model that is traced
@@ -20,8 +21,8 @@ MOST_TOKENS = 8192  # of a product's shape: more rows fill no kernel better
 def fits_from(recipe: Recipe, limit: float, on: Callable[[int], Recipe]) -> Iterator[str]:
     """Yields a line on the smallest number of ranks on which the recipe's own layout fits into `limit` bytes of each
     rank, of those up to 16 and then of 32, 64 … 1024. `on`: the recipe on so many, whose batch may be `32 per rank`."""
-    blocks, allowed = blocks_of(recipe), LOAD * limit
-    within = f"{amount(allowed)} ({LOAD:.0%} of {amount(limit)})"
+    blocks, allowed = blocks_of(recipe), USABLE_MEMORY * limit
+    within = f"{amount(allowed)} ({USABLE_MEMORY:.0%} of {amount(limit)})"
     sizes: dict[int, float] = {}
     model, is_complete, reason = sizes_of(recipe, blocks), True, "it has none"
     for ranks in TRIED_RANKS:

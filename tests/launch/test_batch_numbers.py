@@ -14,9 +14,10 @@ from paddle_dp.launch.batch_numbers import batch_numbers, with_batch_numbers, wi
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.part import lazily
+from paddle_dp.plan.fullest_rank import USABLE_MEMORY
 from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.verbs.forecast import LOAD, activations, fitting, layout_of, sizes_of
+from paddle_dp.verbs.forecast import activations, fitting, layout_of, sizes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT, CONVNET = ROOT / "configs/gpt_tiny.yaml", ROOT / "configs/digits_convnet.yaml"
@@ -93,9 +94,9 @@ def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
     needs = [bytes_with(recipe, blocks, 2, parts) for parts in sequence]
     for index, (parts, need) in enumerate(zip(sequence, needs, strict=True)):
         if need < min(needs[:index], default=float("inf")):
-            assert fitting(recipe, 2, need * 1.0001 / LOAD)[0] == parts
-    with pytest.raises(UsageError, match=r"train\.micro_batches=auto: .* more than 90% of the"):
-        fitting(recipe, 2, min(needs) * 0.9999 / LOAD)
+            assert fitting(recipe, 2, need * 1.0001 / USABLE_MEMORY)[0] == parts
+    with pytest.raises(UsageError, match=r"train\.micro_batches=auto: .* more than 92% of the"):
+        fitting(recipe, 2, min(needs) * 0.9999 / USABLE_MEMORY)
 
 
 def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
@@ -113,7 +114,7 @@ def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
         (CONVNET, "auto", 1, "BatchNorm, which model convnet has, takes the statistics of each micro-batch"),
         (GPT, "auto", 2, "how much memory the ranks' devices have is not known here.*'auto 16 GB'"),
         (GPT, "auto lots", 1, r"'auto lots': 'lots' is not a quantity like '25 MB'"),
-        (GPT, "auto 1 MB", 1, r"with as many as there can be a rank takes .*, more than 90% of the 1\.05 MB"),
+        (GPT, "auto 1 MB", 1, r"with as many as there can be a rank takes .*, more than 92% of the 1\.05 MB"),
     ],
 )
 def test_what_cannot_be_told_is_refused(file: Path, word: str, nodes: int, sentence: str) -> None:

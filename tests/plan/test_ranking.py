@@ -23,7 +23,7 @@ from paddle_dp.plan.candidates import (
 )
 from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.error_bars import BARS, TIE, bar_class
-from paddle_dp.plan.fullest_rank import FREE, FullestRank
+from paddle_dp.plan.fullest_rank import USABLE_MEMORY, FullestRank
 from paddle_dp.plan.legal import Anatomy, Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Weight, rank_memories
@@ -154,7 +154,7 @@ def test_layouts_that_no_run_judges_have_no_rank() -> None:
 def test_what_does_not_fit_is_told_with_its_bytes() -> None:
     misfits = {str(each.choice): each.memory for each in ranking(16).misfits}
     assert 16 * sum(w.size for block in blocks() for w in block) < misfits["data 16"].total
-    assert all(memory.total > FREE * 80e9 for memory in misfits.values())
+    assert all(memory.total > USABLE_MEMORY * 80e9 for memory in misfits.values())
     small = ranking(1, "v100-16")
     assert small.chosen is None and small.legal > 0 and not small.ranked
 

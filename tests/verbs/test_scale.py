@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.cli import main
+from paddle_dp.plan.fullest_rank import USABLE_MEMORY
 from paddle_dp.recipe import read_recipe
 from paddle_dp.text import amount
 from paddle_dp.verbs.check_screen import forecast
-from paddle_dp.verbs.forecast import LOAD
 from paddle_dp.verbs.scale import fits_from
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -37,7 +37,7 @@ def test_a_recipe_fits_from_the_first_number_of_ranks_whose_fullest_rank_does() 
     assert f"on {line.rpartition('; on ')[2].split()[0]} rank" in line
     roomy = fits("gpt_345m", 400, *data)
     assert " from 1 rank on" in roomy and "; on " not in roomy
-    assert amount(LOAD * 12e9) in line
+    assert amount(USABLE_MEMORY * 12e9) in line
 
 
 def test_a_recipe_that_fits_nowhere_says_what_to_change() -> None:
