@@ -252,13 +252,11 @@ def go_back(content: Content, step: int, last: int, why: str) -> None:
     content["attempts"].append({**before, "begun": now(), "ended": None, "why": None, **new})
 
 
-def attempt_of(content: Content, step: int) -> Content:
-    """The attempt that did update `step` of the run: the last one that began before it. Raises KeyError if it did not
-    reach `step`."""
-    attempt: Content | None = next((a for a in reversed(content["attempts"]) if step > a["from"]), None)
-    if attempt is None or step > attempt["to"]:
-        raise KeyError(step)
-    return attempt
+def attempts_of(content: Content, first: int, last: int) -> list[Content]:
+    """The attempts that did the updates `first` to `last` of the run, in order: each those that no later repeated."""
+    attempts: list[Content] = content["attempts"]
+    ends = [min(last, a["to"], *(later["from"] for later in attempts[i:])) for i, a in enumerate(attempts, 1)]
+    return [a for a, end in zip(attempts, ends, strict=True) if max(a["from"], first - 1) < end]
 
 
 def digest_of(value: Any) -> str:

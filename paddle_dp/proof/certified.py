@@ -172,15 +172,13 @@ def intervals(content: Content, run: Path) -> list[Interval]:
 def interval_to(content: Content, run: Path, step: int) -> Interval:
     """The interval to update `step` from the newest checkpoint before it, or from the beginning."""
     checkpoint_steps = _checkpoint_steps(content, run)
-    try:
-        certificates.attempt_of(content, step)
-        start = max(saved for saved in checkpoint_steps if saved < step)
-    except (KeyError, ValueError):
+    start = max((saved for saved in checkpoint_steps if saved < step), default=None)
+    if start is None or not certificates.attempts_of(content, step, step):
         first = min(checkpoint_steps, default=0)
         raise UsageError(
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
             + (f", and the first checkpoint is of step {first}." if first else ".")
-        ) from None
+        )
     return _interval(checkpoint_steps, start, step)
 
 
@@ -230,12 +228,14 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
 
     `which`: " (1 of 3)", for the first line: nothing more is printed until the interval is done.
     """
-    attempt = certificates.attempt_of(content, interval.to)
+    attempts = certificates.attempts_of(content, interval.start + 1, interval.to)
     digests = certificates.saves(content).get(interval.to, {})
     options = {
         "start": None if interval.begin is None else str(interval.begin),
         "saved": None if interval.end is None else str(interval.end),
-        "to": interval.to, "ranks": max(2, attempt["ranks"]), "data": content["data"], "digest": digests.get("model"),
+        "to": interval.to, "data": content["data"], "digest": digests.get("model"),
+        "ranks": max(2, *(attempt["ranks"] for attempt in attempts)),
+        "tensor": max(attempt["layout"].get("tensor", 1) for attempt in attempts),
         "losses": {step: loss for step, loss in losses(run).items() if interval.start < step <= interval.to},
     }  # fmt: skip
     if not options["losses"] and options["digest"] is None:
@@ -243,6 +243,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             f"nothing is known of steps {interval.start + 1} to {interval.to}: metrics.jsonl has no loss of them, and "
             "no checkpoint was saved after them."
         )
+    alone = all(attempt["ranks"] == 1 for attempt in attempts)
     # Within the run's folder: a recipe finds models in the folders above it.
     recipe = run / f".again-{os.getpid()}.yaml"
     with scratch_folder("paddle-dp-certificate-") as scratch:
@@ -261,7 +262,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
                 quiet=True, extra={**options, "out": str(scratch)},
             )  # fmt: skip
             (scratch / "run").mkdir()
-            if status := run_alone(job, attempt["variables"] if attempt["ranks"] == 1 else None):
+            if status := run_alone(job, attempts[-1]["variables"] if alone else None):
                 message = f"{steps} were not trained again"
                 raise refusal(status, f"{message}: {ending(status)}.", f"{message}: see above.")
             result = json.loads((scratch / RESULT).read_text())
@@ -273,15 +274,18 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
                 )
         finally:
             recipe.unlink(missing_ok=True)
-    alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
-    same, lines = judgement(result, exact=alone and attempt["host"] == socket.gethostname())
-    print(
-        f"{steps}, done on {plural(attempt['ranks'], 'rank')}, "
-        f"again on one process: {'the same' if same else 'DIFFERENT'}"
+    here = all(attempt["host"] == socket.gethostname() for attempt in attempts)
+    same, lines = judgement(
+        result, exact=alone and here and interval_recipe.strategy.config.batch_chunks == 1
     )
+    ranks = ", then ".join(
+        plural(count, "rank") for count, _ in itertools.groupby(a["ranks"] for a in attempts)
+    )
+    print(f"{steps}, done on {ranks}, again on one process: {'the same' if same else 'DIFFERENT'}")
     print("\n".join(f"  {line}" for line in lines), flush=True)
     if not same:
-        print("\n".join(f"  the run itself says: {line}" for line in attempt["differences"]))
+        told = dict.fromkeys(line for attempt in attempts for line in attempt["differences"])
+        print("\n".join(f"  the run itself says: {line}" for line in told))
     return same
 
 

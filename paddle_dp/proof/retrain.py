@@ -75,7 +75,8 @@ def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
 
     Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", the run's recorded
     ones by step; "digest", of the run's weights after "to", and "saved", the checkpoint that holds them, each None if
-    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2.
+    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2; "tensor", those of
+    its tensor axis.
     """
     mesh = join(recipe.train.seed, recipe.train.device)
     if mesh.ranks != 1:
@@ -110,7 +111,7 @@ class Retraining:
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
         drift = Drift()
         if bits is False or not is_equal:
-            for kind in noise.kinds(self.dtype, int(self.options["ranks"])):
+            for kind in noise.kinds(self.dtype, self.options["ranks"], self.options["tensor"]):
                 if kind.all_steps:
                     drift.add(plain, self._train(kind), trained)
         worst, losses = 0.0, []

@@ -13,7 +13,7 @@ from paddle_dp.certificate import certificate
 from paddle_dp.certificate.certificate import (
     CertificateWriter,
     add_saved,
-    attempt_of,
+    attempts_of,
     go_back,
     has_digests,
     read,
@@ -56,7 +56,7 @@ def test_a_resume_on_other_ranks_goes_on_with_it(recipe, tmp_path):
     assert [second["ranks"], second["layout"]["tensor"], second["from"], second["to"]] == [2, 2, 2, 6]
     assert second["weights"] == first["saved"][0]["model"] != first["weights"]  # of one rank, and of two
     assert second["resumed"].endswith("step-00000002") and second["changes"]
-    assert list(saves(content)) == [2, 4, 6] and attempt_of(content, 3) is second
+    assert list(saves(content)) == [2, 4, 6] and attempts_of(content, 3, 3) == [second]
     assert has_digests(load(out / "checkpoints" / "step-00000006"), saves(content)[6])
     assert not has_digests(load(out / "checkpoints" / "step-00000006"), saves(content)[4])
 
@@ -77,9 +77,9 @@ def attempt(begin: int, end: int, *steps: int) -> dict[str, Any]:
 def test_what_was_gone_back_behind_does_not_count():
     content = {"attempts": [attempt(0, 9, 3, 6, 9), attempt(6, 7), attempt(6, 12, 9, 12)]}
     assert {step: one["by"] for step, one in saves(content).items()} == {3: 0, 6: 0, 9: 6, 12: 6}
-    assert [attempt_of(content, step) for step in (6, 7, 12)] == [content["attempts"][n] for n in (0, 2, 2)]
-    with pytest.raises(KeyError):
-        attempt_of(content, 13)
+    spans = {(1, 6): [0], (4, 9): [0, 2], (6, 6): [0], (7, 7): [2], (7, 12): [2], (13, 13): []}
+    for span, indices in spans.items():
+        assert attempts_of(content, *span) == [content["attempts"][index] for index in indices]
 
 
 def test_going_back_begins_another_attempt():

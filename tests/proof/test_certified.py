@@ -73,7 +73,14 @@ def test_a_constant_hides_no_weight_and_an_infinite_loss_no_later_one(monkeypatc
         return retrain.TrainingResult({1: INF, 2: 1.0 + shift}, "here", weights)
 
     recipe = SimpleNamespace(train=SimpleNamespace(precision=SimpleNamespace(dtype="float32")))
-    options = {"to": 2, "losses": {"1": INF, "2": 1.5}, "saved": "there", "digest": "run", "ranks": 2}
+    options = {
+        "to": 2,
+        "losses": {"1": INF, "2": 1.5},
+        "saved": "there",
+        "digest": "run",
+        "ranks": 2,
+        "tensor": 1,
+    }
     again = retrain.Retraining(recipe, options, mesh=None)
     again._train, again.before = train, before
     monkeypatch.setattr(retrain, "_saved", lambda path: before | {"w": np.full(2, 1.51)})
@@ -81,6 +88,30 @@ def test_a_constant_hides_no_weight_and_an_infinite_loss_no_later_one(monkeypatc
     assert result["weights"][1] < 1e-6 and not judgement({**result, "losses": []})[0]
     assert [row[3] < 1e-6 for row in result["losses"]] == [True, True]
     assert not judgement({**result, "weights": None})[0]
+
+
+def test_the_noise_of_tensor_ranks_belongs_to_a_run_that_had_them(monkeypatch):
+    """In 16 bits products in blocks are nearly the only noise in a sample: an honest run could be DIFFERENT."""
+    before = {"w": np.ones(2)}
+
+    def train(kind):
+        shift = 1e-3 * (kind is not None and kind.name.startswith("blocks"))
+        return retrain.TrainingResult({1: 1.0 + shift}, "here", {"w": np.full(2, 1.5 + shift)})
+
+    monkeypatch.setattr(retrain, "_saved", lambda path: {"w": np.full(2, 1.501)})
+    recipe = SimpleNamespace(train=SimpleNamespace(precision=SimpleNamespace(dtype="bfloat16")))
+    for tensor, same in ((1, False), (2, True)):
+        options = {
+            "to": 1,
+            "losses": {"1": 1.001},
+            "saved": "there",
+            "digest": "run",
+            "ranks": 2,
+            "tensor": tensor,
+        }
+        again = retrain.Retraining(recipe, options, mesh=None)
+        again._train, again.before = train, before
+        assert judgement(again.result())[0] is same
 
 
 def test_a_loss_that_is_no_number_is_read(tmp_path):
@@ -144,6 +175,11 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+MLP = {
+    "name": "digits", "model": {"use": "mlp", "inputs": 64, "classes": 10}, "dataset": {"use": "digits"},
+    "loss": {"use": "cross_entropy"}, "optimizer": {"use": "sgd"},
+    "schedule": {"use": "constant", "learning_rate": 0.1}, "train": {"length": "2700 steps", "batch": 9},
+}  # fmt: skip
 DIGEST = "84a6b8abecab4ead60405c0d7f066fa0"
 
 
@@ -172,11 +208,7 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     """What the screen had when each of two parts began to train."""
     content, screens = certified_run(), []
     (attempt,) = content["attempts"]
-    recipe = {
-        "name": "digits", "model": {"use": "mlp", "inputs": 64, "classes": 10}, "dataset": {"use": "digits"},
-        "loss": {"use": "cross_entropy"}, "optimizer": {"use": "sgd"},
-        "schedule": {"use": "constant", "learning_rate": 0.1}, "train": {"length": "2700 steps", "batch": 9},
-    }  # fmt: skip
+    recipe = {**MLP}
     result = {"bits": True, "digest": DIGEST, "weights": None, "losses": []}
     parts = [
         Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
@@ -220,6 +252,40 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     for strategy, status in (({"use": "single"}, BAD), ({"use": "replicas", "count": 2}, GOOD)):
         recipe["strategy"] = strategy  # copies compute a batch in parts: not the bits of one
         assert certificate(tmp_path, replay=3, steps=2000) == status
+
+
+def test_an_interval_of_two_attempts_is_judged_by_both(tmp_path, monkeypatch, capsys):
+    """Between two checkpoints 4 ranks stopped and one went on: the noise is that of 4, and no bit need be the same."""
+    content, jobs = certified_run(), []
+    first = content["attempts"][0] | {"to": 1000, "ranks": 4, "layout": {"data": 2, "tensor": 2}}
+    second = first | {
+        "from": 1000,
+        "to": 2700,
+        "ranks": 1,
+        "layout": {"tensor": 1},
+        "host": socket.gethostname(),
+    }
+    content["attempts"] = [first, second]
+    result = {"bits": False, "digest": DIGEST, "weights": [2.0, 1.0, 100.0], "losses": []}
+
+    def retrained(job: Job, variables: object) -> int:
+        jobs.append((job.extra["ranks"], job.extra["tensor"], variables))
+        Path(job.extra["out"], certified.RESULT).write_text(json.dumps(result))
+        return 0
+
+    monkeypatch.setattr(certified, "_read", lambda run: content)
+    monkeypatch.setattr(certified, "run_alone", retrained)
+    monkeypatch.setattr(
+        certified,
+        "intervals",
+        lambda content, run: [Interval(start=0, to=2600, begin=None, end=None, recipe=MLP)],
+    )
+    assert certificate(tmp_path, replay=1) == GOOD
+    assert jobs == [(4, 2, None)]
+    assert (
+        "steps 1 to 2600, done on 4 ranks, then 1 rank, again on one process: the same"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
