@@ -54,22 +54,24 @@ def tried(recipe: Recipe) -> list[str]:
     from paddle_dp.train.evaluate import names_of_numbers
 
     model = built_without_memory(partial(recipe.build_model))
-    small = replace(
-        recipe.train, batch=2, batch_ramp=None, micro_batches=1, device="cpu", compile=False
-    )  # fmt: skip
+    small = replace(recipe.train, batch=2, batch_ramp=None, micro_batches=1, device="cpu", compile=False)
     single = read_part("strategies", {"use": "single"})
     every = replace(recipe.evaluation, batch=None)
-    alone = recipe.model_copy(update={"train": small, "evaluation": every, "strategy": single, "load": None})
+    callbacks = tuple(each for each in recipe.callbacks if not each.needs_job)
+    alone = recipe.model_copy(
+        update={"train": small, "evaluation": every, "strategy": single, "load": None, "callbacks": callbacks}
+    )
     described = replace(setup(alone), loader=replace(recipe.loader, num_workers=0))
     assembly = TrainerBuilder(described, Mesh.alone())
     loader = assembly.train_loader
-    if loader.reads is None or not loader.batches:
-        raise UsageError("dataset: the train split has no batch.")
+    replace(loader.sampler, batch=recipe.train.batch)  # raises DataError for fewer samples than a batch
     if model is not None and (count := total_parameters(describe_weights(model))) > MAX_PARAMETERS:
         return [f"not run, only read: the model has {count:,} parameters, more than {MAX_PARAMETERS:,}"]
-    sample, notes = _sample(loader.dataset), list[str]()
+    sample = _sample(loader.dataset)
+    left_out = [each.name for each in recipe.callbacks if each.needs_job]
+    notes = [f"callback {name} works in a job alone: not tried" for name in left_out]
     if recipe.train.device not in ("auto", "cpu"):
-        notes = [f"train.device={recipe.train.device} is not looked for here: it was tried on the CPU"]
+        notes.append(f"train.device={recipe.train.device} is not looked for here: it was tried on the CPU")
     _refuse_vocab(loader.dataset, recipe)
     try:
         trainer = assembly.trainer(Trainer)

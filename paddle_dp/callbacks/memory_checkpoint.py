@@ -30,6 +30,8 @@ class Config:
     every: Every = Every.parse("10 steps")
     """How often to save to memory."""
 
+    needs_job = True
+
     def build(self, run: Run) -> Callback:
         return MemoryCheckpointCallback(run, self)
 

@@ -122,6 +122,8 @@ class Config:
     steps: Positive = 10
     """Number of steps in the window."""
 
+    needs_job = True
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for one rank. Called before any process starts."""
         if ranks == 1:

@@ -62,9 +62,8 @@ class Call(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
     called: ClassVar[Callable[..., Any]]
-    training_arguments: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that the training provides; they are no settings
+    # Parameters that the training provides; they are no settings.
+    training_arguments: ClassVar[tuple[str, ...]] = ()
 
     def recipe_settings(self) -> dict[str, Any]:
         """The settings in the recipe, without defaults."""
@@ -87,9 +86,8 @@ class ScheduleCall(Call):
     """The Config of a schedule such as paddle.optimizer.lr.StepDecay, which need not take the training's length."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
-        return super().build(
-            *arguments, **{name: named[name] for name in type(self).training_arguments if name in named}
-        )
+        taken = {name: named[name] for name in type(self).training_arguments if name in named}
+        return super().build(*arguments, **taken)
 
 
 class LossCall(Call):
@@ -108,9 +106,8 @@ class OptimizerCall(Call):
     def build(self, *arguments: Any, **named: Any) -> Any:
         learning_rate, named_parameters = arguments
         tensors = [tensor for _, tensor in named_parameters]
-        return super().build(
-            **dict(zip(type(self).training_arguments, (learning_rate, tensors), strict=True)), **named
-        )
+        provided = dict(zip(type(self).training_arguments, (learning_rate, tensors), strict=True))
+        return super().build(**provided, **named)
 
 
 def resolve(dotted: str, code_folder: Path | None = None) -> Any:

@@ -77,6 +77,11 @@ class Part:
         if hasattr(self.config, "refuse"):
             self.config.refuse(recipe, ranks, device)
 
+    @property
+    def needs_job(self) -> bool:
+        """Whether a callback works in a job alone (`Callback.needs_job`): by the Config, or class, that `use` names."""
+        return bool(getattr(getattr(self.config, "called", self.config), "needs_job", False))
+
     def prepare(self, model: Any) -> list[str]:
         """Lets an optimizer see the whole model before it is placed; returns its remarks. A Config without a method
         `prepare` does nothing."""
@@ -217,11 +222,9 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
         return f"{noun} {use} holds no Config: name a class or function in it, or give it one"
     ours = shipped(shelf)
     hidden = ours is not None and not Path(file).is_relative_to(ours) and (ours / f"{use}.py").is_file()
-    hides = (
-        f", and hides the {noun} {use} that comes with paddle_dp: give the file another name, or"
-        if hidden
-        else ":"
-    )
+    hides = ":"
+    if hidden:
+        hides = f", and hides the {noun} {use} that comes with paddle_dp: give the file another name, or"
     return (
         f"{noun} {use} is {file} here, which holds no Config{hides} name a class or function in it (use: "
         f"{shelf}.{use}.CLASS), or give it a Config"

@@ -156,6 +156,9 @@ class Callback:
     `weights`: whether `step` may read the model's parameters. Set it to False if not: with sharding on accelerators the
     gather of new parameters then overlaps the next forward.
 
+    `needs_job`: whether it works in a job alone, among several ranks or with what the launcher makes, so that
+    `paddle-dp check`, which tries a recipe on one process, does so without it. A part with a Config says so there.
+
     At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not
     count as training); at an epoch and at the end, after them. Of the readers, and of the others, a step calls the last
     one of the recipe first, an epoch and the end the first one.
@@ -164,6 +167,7 @@ class Callback:
     every: Every | None = None
     reads: bool = True
     weights: bool = True
+    needs_job: bool = False
 
     def refuse(self, moment: Moment) -> None:
         """Called before anything is written. Raise UsageError for a training in which this callback cannot work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -13,11 +14,13 @@ from PIL import Image
 from paddle_dp.assembly import first_forward
 from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
 from paddle_dp.core.loss import loss_of
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import DataError, InstallError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
 from paddle_dp.launch.tries import Tries
 from paddle_dp.recipe import read_recipe
+from paddle_dp.train import Callback, Run
+from paddle_dp.verbs.forecast import layout_of
 from tests.jobs import run_in_one_fork
 
 DIGITS = "configs/digits_mlp.yaml"
@@ -44,11 +47,12 @@ def bad(outputs, targets):
         ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),
         ("schedule={use: plateau, learning_rate: 0.1, watch: val_loss}",
          r"schedule\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
+        ("train={length: 1 epoch, batch: 2000, drop_last: true}", r"leaves nothing of 1437 samples in batches of 2000"),
         ("model.classes=5", r"model\.classes is 5, and dataset digits has 10 classes: set model\.classes=10"),
     ],
 )  # fmt: skip
 def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises((UsageError, DataError), match=said):
         tried(read_recipe(DIGITS, [override]))
 
 
@@ -87,6 +91,39 @@ def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
     assert "tried on the CPU" in tried(read_recipe(DIGITS, ["train.device=gpu"]))[0]
     (line,) = tried(read_recipe(DIGITS, ["model.hidden=[8000, 8000]"]))
     assert line.startswith("not run, only read: the model has 64,")
+
+
+class ForJobs(Callback):
+    """Works in a job alone, and is named without a Config."""
+
+    needs_job = True
+
+    def __init__(self, run: Run):
+        raise AssertionError("it was built")
+
+
+def test_a_callback_that_needs_a_job_is_left_out() -> None:
+    """A timeline was refused for one rank, and checkpoints in memory without the folder of `train --restarts`."""
+    for name, word in (
+        ("timeline", "timeline"),
+        ("memory_checkpoint", "memory_checkpoint, every: 5 steps"),
+        (f"{__name__}.ForJobs", f"{__name__}.ForJobs"),
+    ):
+        recipe = read_recipe(DIGITS, [f"callbacks=[{{use: console}}, {{use: {word}}}]"])
+        assert tried(recipe) == [f"callback {name} works in a job alone: not tried"]
+    with pytest.raises(UsageError, match=r"callback timeline .* there is one rank"):
+        layout_of(read_recipe(DIGITS, ["callbacks=[{use: timeline}]"]), 1)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "package"), [("tensorboard", "tensorboardX"), ("trackio", "trackio"), ("swanlab", "swanlab")]
+)
+def test_a_tracker_without_its_package_is_refused(
+    tracker: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InstallError, match=rf"callback {tracker} needs"):
+        tried(read_recipe(DIGITS, [f"callbacks=[{{use: {tracker}}}]"]))
 
 
 @pytest.mark.processes
