@@ -85,22 +85,22 @@ def check(
     that has no data.
     """
     from paddle_dp.launch.batch_numbers import batch_numbers
+    from paddle_dp.launch.check_process import CheckProcess
     from paddle_dp.launch.initial import check_weights
-    from paddle_dp.launch.tries import Tries
     from paddle_dp.recipe import read_recipe
     from paddle_dp.recipe.check import check_all
 
     files, settings = recipes_and_settings(arguments)
 
     @cache
-    def settings_of(file: Path, count: int = ranks or 1) -> tuple[Sequence[str], Sequence[str]]:
+    def settings_of(file: Path, count: int | None = ranks) -> tuple[Sequence[str], Sequence[str]]:
         numbers = batch_numbers(file, settings, count)
         return (*settings, *numbers.overrides), numbers.remarks
 
     def on(file: Path, count: int) -> Recipe:
         return read_recipe(file, settings_of(file, count)[0])
 
-    with Tries() as tried:
+    with CheckProcess() as tried:
 
         def trial_lines(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []

@@ -62,25 +62,28 @@ def with_batch_numbers_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[
     return replace(job, overrides=(*job.overrides, *numbers.overrides)), numbers.remarks
 
 
-def batch_numbers(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> BatchNumbers:
-    """The recipe's global numbers on `ranks` ranks of each node.
+def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes: int = 1) -> BatchNumbers:
+    """The recipe's global numbers on `ranks` ranks of each node; None: stand-ins, those of one data rank.
 
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """
     train, per_rank, auto = _requested(path, overrides)
-    settings, remarks = [], []
+    settings, remarks, one = [], [], ["train.micro_batches=1"] if auto else []
+    limit: float | None = _amount(auto[1]) if auto and auto[1] else None
+    if ranks is None:
+        settings = [*([f"train.batch={per_rank[1]}"] if per_rank else []), *one]
+        remarks = [f"{each.partition('=')[0]} depends on the ranks: --ranks N prints it" for each in settings]
+        return BatchNumbers(overrides=tuple(settings), remarks=tuple(remarks))
     if per_rank:
         share = int(per_rank[1])
-        stand_ins = [f"train.batch={share * ranks * nodes}", *(["train.micro_batches=1"] if auto else [])]
-        recipe = read_recipe(path, [*overrides, *stand_ins])
+        recipe = read_recipe(path, [*overrides, f"train.batch={share * ranks * nodes}", *one])
         readers = recipe.strategy.config.layout(ranks * nodes).degrees.dp_size
         settings.append(f"train.batch={share * readers}")
         remarks.append(f"train.batch is {share * readers}: {share} × {plural(readers, 'data rank')}")
     if auto:
-        here = Machine.here()
-        on_cpu = train.get("device", "auto") == "cpu" or not here.devices
+        on_cpu = train.get("device", "auto") == "cpu" or not Machine.here().devices
         available = available_memory() if on_cpu and nodes == 1 else None
-        limit = _amount(auto[1]) if auto[1] else available and available / ranks
+        limit = limit or (available and available / ranks)
         if limit is None:
             raise UsageError(
                 "train.micro_batches=auto: how much memory the ranks' devices have is not known here. Say how much a "
@@ -89,7 +92,7 @@ def batch_numbers(path: Path, overrides: Sequence[str], ranks: int, nodes: int =
         import_paddle()
         from paddle_dp.verbs.forecast import fitting
 
-        chosen = [*overrides, *settings, "train.micro_batches=1", *(["train.device=cpu"] if on_cpu else [])]
+        chosen = [*overrides, *settings, *one, *(["train.device=cpu"] if on_cpu else [])]
         count, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
         settings.append(f"train.micro_batches={count}")
         remarks.append(f"train.micro_batches is {count}: {sentence}")

@@ -15,9 +15,9 @@ from paddle_dp.assembly import first_forward
 from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
 from paddle_dp.core.loss import loss_of
 from paddle_dp.errors import DataError, InstallError, UsageError
+from paddle_dp.launch.check_process import CheckProcess
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
-from paddle_dp.launch.tries import Tries
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Callback, Run
 from paddle_dp.verbs.forecast import layout_of
@@ -148,7 +148,7 @@ def test_a_training_s_first_update_says_it_in_the_same_sentence(tmp_path: Path) 
 
 @pytest.mark.processes
 def test_a_misspelt_argument_of_a_foreign_class_is_named_by_the_process_that_tries() -> None:
-    with Tries() as ask:
+    with CheckProcess() as ask:
         with pytest.raises(UsageError, match=r"'num_clases' is no argument .* Did you mean 'num_classes'\?"):
             ask(Path(DIGITS), ["model={use: paddle.vision.models.resnet18, num_clases: 3}"])
         assert ask(Path(DIGITS), []) == []

@@ -52,6 +52,17 @@ def test_several_nodes_have_as_many_ranks_more() -> None:
     assert batch_numbers(GPT, ["train.batch=32 per rank"], 2, nodes=3).overrides == ("train.batch=192",)
 
 
+def test_without_a_number_of_ranks_a_data_rank_has_its_share_and_nothing_is_refused() -> None:
+    """`check` without --ranks took one rank, on which no layout with a tensor axis is legal."""
+    settings = ["strategy.tensor=2", "train.batch=8 per rank", "train.micro_batches=auto 1 GB"]
+    numbers = batch_numbers(GPT, settings, None)
+    assert numbers.overrides == ("train.batch=8", "train.micro_batches=1")
+    assert [remark.split()[0] for remark in numbers.remarks] == ["train.batch", "train.micro_batches"]
+    assert batch_numbers(GPT, ["train.batch=64"], None) == module.BatchNumbers()
+    with pytest.raises(UsageError, match=r"train\.micro_batches='auto 1 GX'"):
+        batch_numbers(GPT, ["train.micro_batches=auto 1 GX"], None)
+
+
 def test_numbers_over_all_ranks_stay_as_they_are() -> None:
     assert batch_numbers(GPT, ["train.batch=64"], 2) == module.BatchNumbers()
     job = Job(recipe=GPT, least_ranks=1, ranks=2)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
@@ -15,17 +16,11 @@ from paddle_dp.launch.processes import tied_to
 _MODULE = "paddle_dp.assembly.first_forward"
 
 
-class Tries:
+class CheckProcess(AbstractContextManager["CheckProcess"]):
     """Sends recipes to that process, one after another; the end of its `with` ends the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Tries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
     def __call__(self, file: Path, overrides: Sequence[str]) -> list[str]:
         """Returns lines on checks that were not made. Raises UsageError if `train` would refuse the recipe or fail."""
@@ -37,18 +32,20 @@ class Tries:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            self._close()
+            self.close()
             return ["not tried: the process that tries it ended"]
         reply = json.loads(answer)
         if "error" in reply:
             raise UsageError(f"{file}: {reply['error']}")
         return list(reply["lines"])
 
-    def _close(self) -> None:
+    def close(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+    __exit__ = close
 
 
 def _started() -> subprocess.Popen[str]:
