@@ -79,7 +79,7 @@ class Part:
 
     @property
     def needs_job(self) -> bool:
-        """Whether a callback works in a job alone (`Callback.needs_job`): by the Config, or class, that `use` names."""
+        """Whether a callback works only in a job (`Callback.needs_job`): by the Config, or class, that `use` names."""
         return bool(getattr(getattr(self.config, "called", self.config), "needs_job", False))
 
     def prepare(self, model: Any) -> list[str]:

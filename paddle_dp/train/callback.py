@@ -156,7 +156,7 @@ class Callback:
     `weights`: whether `step` may read the model's parameters. Set it to False if not: with sharding on accelerators the
     gather of new parameters then overlaps the next forward.
 
-    `needs_job`: whether it works in a job alone, among several ranks or with what the launcher makes, so that
+    `needs_job`: whether it works only in a job, among several ranks or with what the launcher makes, so that
     `paddle-dp check`, which tries a recipe on one process, does so without it. A part with a Config says so there.
 
     At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not

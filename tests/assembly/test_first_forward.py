@@ -94,7 +94,7 @@ def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
 
 
 class ForJobs(Callback):
-    """Works in a job alone, and is named without a Config."""
+    """Works only in a job, and is named without a Config."""
 
     needs_job = True
 
@@ -110,7 +110,7 @@ def test_a_callback_that_needs_a_job_is_left_out() -> None:
         (f"{__name__}.ForJobs", f"{__name__}.ForJobs"),
     ):
         recipe = read_recipe(DIGITS, [f"callbacks=[{{use: console}}, {{use: {word}}}]"])
-        assert tried(recipe) == [f"callback {name} works in a job alone: not tried"]
+        assert tried(recipe) == [f"callback {name} works only in a job: not tried"]
     with pytest.raises(UsageError, match=r"callback timeline .* there is one rank"):
         layout_of(read_recipe(DIGITS, ["callbacks=[{use: timeline}]"]), 1)
 
