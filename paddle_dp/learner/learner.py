@@ -192,7 +192,7 @@ class Learner:
         first = self._turn not in self._unused
         if mode.exchange.missing == "refuse" and (missing or first) and self.mesh.ranks > 1:
             self._refuse_missing(missing)
-        count = mode.counter.total(counted) if known is None else known
+        count = mode.counter.final_count(counted) if known is None else known
         self.empty = count == 0
         for check in self._after_exchange:
             check(update, self.empty)
@@ -323,7 +323,7 @@ class Learner:
                 gradients.scale(self.trainable, factor)
             return True
         factor /= self.mixed.scale.scale
-        finite = math.isfinite(float(self.mode.norm.total()))
+        finite = math.isfinite(float(self.mode.norm.global_norm()))
         if finite:
             gradients.scale(self.trainable, factor)
         usable = self.mixed.scale.accept(finite)
@@ -341,18 +341,18 @@ class Learner:
         self.exchange.before_metrics(self.rate.steps + 1)
         count, norm = self.mode.counter.global_count(count), self.mode.norm
         self.empty = count == 0
-        local, (measured,) = totals(local_sums, norm.measure() if count else 0.0)
+        local, (term,) = totals(local_sums, norm.term() if count else 0.0)
         self.local_loss = local.get("loss", 0.0)
         names = self._names_of_metrics(list(local))
-        *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(measured)])
-        total = norm.from_row(measured, row)
+        *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(term)])
+        gradient_norm = norm.from_row(term, row)
         # Under a loss scale an overflow is no fault: the update is skipped.
         self.faulty_gradients = {}
-        if not math.isfinite(total) and self.mixed.scale is None:
+        if not math.isfinite(gradient_norm) and self.mixed.scale is None:
             named = self.placed.named_trainable
             self.faulty_gradients = not_finite((name, p.grad) for name, p in named if p.grad is not None)
         means = [value / count if count else math.nan for value in sums]
-        return {**dict(zip(names, means, strict=True)), "gradient_norm": total}
+        return {**dict(zip(names, means, strict=True)), "gradient_norm": gradient_norm}
 
     def _names_of_metrics(self, local: list[str]) -> list[str]:
         """The names on all ranks; stages and servers without a loss take them from the others. Collective."""

@@ -37,12 +37,12 @@ class Counter:
         return True
 
     def known_count(self, batch: Batch) -> float | None:
-        """The count of this global batch, over all ranks and micro-batches; None if it is only known after the forward.
-        Collective."""
+        """The `final_count` of this global batch, over all its micro-batches; None if it is only known after the
+        forward. Collective."""
         if self.loss.counted == "samples":
             return batch.samples
         local = self.local_count(batch)
-        return None if local is None else self.total(local)
+        return None if local is None else self.final_count(local)
 
     def local_count(self, batch: Batch) -> Count | None:
         """The count of this rank's share of a batch; None if it is only known after the forward."""
@@ -60,12 +60,12 @@ class Counter:
         with paddle.device.device_guard("cpu"):
             return self.loss.count(micro_batch.host_targets)
 
-    def total(self, counted: Count) -> float:
-        """The divisor, from this rank's count; 0: no update. Collective."""
+    def final_count(self, counted: Count) -> float:
+        """The count that divides the gradients of the update, from `counted`, this rank's; 0: no update. Collective."""
         return self.checked(self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0])
 
     def global_count(self, count: float) -> float:
-        """The count of the global batch, which divides metrics, from `count`, the divisor. Collective."""
+        """The count of the global batch, which divides metrics, from `count`, the `final_count`. Collective."""
         return count
 
     def checked(self, count: float) -> float:
@@ -86,25 +86,30 @@ class GradientNorm:
     def __init__(self, parameters: Parameters, dtype: str = "float32"):
         self._parameters, self._dtype = parameters, dtype
 
-    def measure(self) -> Any:
-        """This rank's term, 0-d or a number. Collective in subclasses."""
+    # The metrics of an update need one exchange: each rank's `to_row(term())` joins it, and `from_row` makes the norm
+    # of the ranks' sum. A subclass whose term is the norm already inherits both. One whose term is not, as of a server,
+    # which has the square of its gradients' norm, overrides both, and `global_norm`.
+
+    def term(self) -> Any:
+        """The number of this rank from which `to_row` and `from_row` make the norm over the whole model: here that norm
+        itself; 0-d or a number. Collective in subclasses."""
         return gradients.global_norm(self._parameters, self._dtype)
 
-    def total(self) -> Any:
-        """The norm over the whole model, the same on every rank. Collective in subclasses."""
-        return self.measure()
+    def global_norm(self) -> Any:
+        """The norm over the whole model, the same on every rank, at once. Collective in subclasses."""
+        return self.term()
 
     def clip(self) -> None:
         """Scales the gradients before the optimizer steps: nothing here, for the optimizer clips by itself, where each
         rank has all gradients. Collective in subclasses."""
 
-    def to_row(self, measured: float) -> float:
-        """The number that ranks add up, from `measure`: here the norm if it is not finite, else 0."""
-        return 0.0 if measured - measured == 0.0 else measured
+    def to_row(self, term: float) -> float:
+        """The number that ranks add up: here the norm if it is not finite, else 0."""
+        return 0.0 if term - term == 0.0 else term
 
-    def from_row(self, measured: float, summed: float) -> float:
-        """The norm, from `measure` and the sum of the rows: not finite on all ranks if it is not finite on one."""
-        return measured if summed == 0.0 else summed
+    def from_row(self, term: float, summed: float) -> float:
+        """The norm, from this rank's term and the sum of the rows; finite on all ranks or on none."""
+        return term if summed == 0.0 else summed
 
 
 class PlacedNorm(GradientNorm):
@@ -115,7 +120,7 @@ class PlacedNorm(GradientNorm):
         super().__init__(placed.trainable)
         self.placed, self.clips = placed, clips
 
-    def measure(self) -> paddle.Tensor:
+    def term(self) -> paddle.Tensor:
         return self.norms_over([self._parameters])[0]
 
     def clip(self) -> None:

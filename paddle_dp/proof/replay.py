@@ -123,7 +123,7 @@ def meet_bound(learner: Learner, step: int) -> None:
     bound = bound_of(learner)
     if bound is None:
         return
-    norm = float(learner.mode.norm.total())
+    norm = float(learner.mode.norm.global_norm())
     if norm > 0 and math.isfinite(norm):
         gradients.scale(
             learner.trainable, bound * (1 + CLIP_DISTANCE if step % 2 else 1 - CLIP_DISTANCE) / norm

@@ -176,8 +176,8 @@ def test_a_gradient_norm_has_the_type_of_the_precision_though_nothing_learns(pre
     ours = learner(Summed(), precision, model)
     if learns:
         assert ours.train_batch(batch(4), collect_metrics=True)["gradient_norm"] > 0
-    assert str(ours.mode.norm.total().dtype) == f"paddle.{precision}"
-    assert ours.mode.norm.total().shape == []
+    assert str(ours.mode.norm.global_norm().dtype) == f"paddle.{precision}"
+    assert ours.mode.norm.global_norm().shape == []
 
 
 def test_paddle_s_word_on_an_unused_parameter_becomes_ours(monkeypatch):

@@ -61,9 +61,9 @@ class LocalCounter(Counter):
 
     def known_count(self, batch: Batch) -> float | None:
         local = self.local_count(batch)
-        return None if local is None else self.total(local)
+        return None if local is None else self.final_count(local)
 
-    def total(self, counted: Count) -> float:
+    def final_count(self, counted: Count) -> float:
         self.count = self.checked(number(counted))
         return self.count or 1.0
 
@@ -79,11 +79,11 @@ class MeanSquareNorm(GradientNorm):
         super().__init__(means.trainable, dtype)
         self._means = means
 
-    def measure(self) -> paddle.Tensor:
+    def term(self) -> paddle.Tensor:
         if self._means.periods.every == 1:
             with self._means.global_gradients():
-                return super().measure()
-        norm, count = super().measure(), self._means.counter.count
+                return super().term()
+        norm, count = super().term(), self._means.counter.count
         squares, counted = self._means.mesh.sum([count * norm.item() ** 2, count])
         return paddle.full([], sqrt(squares / counted) if counted else 0.0, norm.dtype)
 

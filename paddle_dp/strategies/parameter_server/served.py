@@ -299,17 +299,17 @@ class ServerNorm(GradientNorm):
         servers = range(placed.mesh.axes.servers)
         self._servers = None if placed.mesh.reads else Messages(servers, placed.mesh.rank, "servers")
 
-    def measure(self) -> float:
+    def term(self) -> float:
         """The square of the norm of this server's gradients; 0 on a worker."""
         return 0.0 if self._mesh.reads else _square(self._parameters)
 
-    def total(self) -> float:
-        return float(self._mesh.sum([self.measure()])[0] ** 0.5)
+    def global_norm(self) -> float:
+        return float(self._mesh.sum([self.term()])[0] ** 0.5)
 
-    def to_row(self, measured: float) -> float:
-        return measured
+    def to_row(self, term: float) -> float:
+        return term
 
-    def from_row(self, measured: float, summed: float) -> float:
+    def from_row(self, term: float, summed: float) -> float:
         return float(summed**0.5)
 
     def clip(self) -> None:

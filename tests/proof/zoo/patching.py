@@ -13,7 +13,7 @@ from typing import Any
 LEARNER = "paddle_dp.learner.learner:Learner"
 UPDATE = f"{LEARNER}.update"
 FACTOR = "paddle_dp.learner.runner:BatchRunner._factor"
-COUNT = "paddle_dp.learner.update:Counter.total"
+COUNT = "paddle_dp.learner.update:Counter.final_count"
 NORMS = "paddle_dp.learner.update:PlacedNorm.norms_over"
 CLIP = "paddle_dp.learner.update:PlacedNorm.clip"
 STATISTICS = "paddle_dp.core.batch_norm:RunningStatistics.sync"

@@ -66,7 +66,7 @@ FAULTS += [
 @FAULTS.add("clip below its bound", SOURCE, GPT, CLIP)
 def clips_below_the_bound(clip, norm):
     """A clip acts where the norm of the gradients is a fiftieth or less below its bound."""
-    clips, size = norm.clips, float(norm.measure())
+    clips, size = norm.clips, float(norm.term())
     if any(0.98 * each.bound < size < each.bound for each in clips):
         norm.clips = tuple(replace(each, bound=0.98 * each.bound) for each in clips)
     clip(norm)
@@ -76,7 +76,7 @@ def clips_below_the_bound(clip, norm):
 @FAULTS.add("clip above its bound", SOURCE, GPT, CLIP)
 def clips_far_above_the_bound(clip, norm):
     """A clip does not act where the norm of the gradients is a hundredth or less above its bound."""
-    clips, size = norm.clips, float(norm.measure())
+    clips, size = norm.clips, float(norm.term())
     norm.clips = tuple(each for each in clips if not each.bound < size < 1.01 * each.bound)
     clip(norm)
     norm.clips = clips
