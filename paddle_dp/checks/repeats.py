@@ -59,7 +59,7 @@ def recompute_gradients(learner: Learner, batch: Batch) -> dict[str, list[int]]:
 def compute_without_exchange(learner: Learner, batch: Batch) -> None:
     """Runs forward and backward of a batch without exchanging gradients. Collective."""
     with _untouched(learner.model, learner.loss.owner), learner.loss.alone():
-        learner.run(batch, batch.samples, collect=False, final=False)
+        learner.run(batch, batch.samples, learner.exchange, collect=False, final=False)
         learner.exchange.discard()
     for parameter in learner.trainable:
         parameter.clear_gradient(False)

@@ -20,14 +20,14 @@ from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision import MixedPrecision
+from paddle_dp.core.precision import LossScale, MixedPrecision
 from paddle_dp.core.trial import buffers_before
 from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
 from paddle_dp.learner.learner_checks import LearnerCheck, UnsavedState, overriding
 from paddle_dp.learner.runner import BatchRunner, Sums, totals
-from paddle_dp.learner.update import States, WeightSync
+from paddle_dp.learner.update import Counter, States, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 
@@ -183,20 +183,11 @@ class Learner:
         """One update of the parameters that get gradients: of all, or of a turn's. `undo` restores what the forward has
         changed. Collective."""
         update, mode = self.rate.steps + 1, self.mode
-        known = mode.counter.known_count(batch)
-        divisor = batch.samples if known is None else known or 1.0
-        mode.exchange.begin_update(update, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
-        local_sums, counted = self.run(batch, divisor, collect)
-        heartbeat.enter("exchange")
-        missing = mode.exchange.finish()
-        first = self._turn not in self._unused
-        if mode.exchange.missing == "refuse" and (missing or first) and self.mesh.ranks > 1:
-            self._refuse_missing(missing)
-        count = mode.counter.final_count(counted) if known is None else known
+        local_sums, divisor, count = self.compute_gradients(batch, mode.counter, mode.exchange, collect)
         self.empty = count == 0
         for check in self._after_exchange:
             check(update, self.empty)
-        usable = not self.empty and self._unscale(divisor / count)
+        usable = not self.empty and self._correct_gradients(divisor, count)
         metrics = self._metrics(local_sums, count) if collect else None
         heartbeat.enter("update")
         if accept and undo and metrics is not None and not self.empty and not accept(metrics):
@@ -206,14 +197,31 @@ class Learner:
         self._clear_gradients()
         return metrics
 
+    def compute_gradients(
+        self, batch: Batch, counter: Counter, exchange: GradientExchange, collect: bool
+    ) -> tuple[list[Sums], float, float]:
+        """Forward and backward of a batch, and the exchange. Returns the sums of each micro-batch, the divisor of the
+        backwards, and the count by which they were to be divided: gradients × divisor / count are those of the mean.
+        Collective."""
+        known = counter.known_count(batch)
+        divisor = batch.samples if known is None else known or 1.0
+        exchange.begin_update(self.rate.steps + 1, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
+        local_sums, counted = self.run(batch, divisor, exchange, collect)
+        heartbeat.enter("exchange")
+        missing = exchange.finish()
+        first = self._turn not in self._unused
+        if exchange.missing == "refuse" and (missing or first) and self.mesh.ranks > 1:
+            self._refuse_missing(missing)
+        return local_sums, divisor, counter.final_count(counted) if known is None else known
+
     def run(
-        self, batch: Batch, divisor: float, collect: bool, final: bool = True
+        self, batch: Batch, divisor: float, exchange: GradientExchange, collect: bool, final: bool = True
     ) -> tuple[list[Sums], Count]:
         """Forward and backward of a batch (`BatchRunner.run`), whose errors name their cause. Collective."""
         try:
-            return self.runner.run(batch, divisor, self.exchange, collect, final)
+            return self.runner.run(batch, divisor, exchange, collect, final)
         except RuntimeError as error:
-            explained = self.exchange.explain(error) or self.weights.explain(error)
+            explained = exchange.explain(error) or self.weights.explain(error)
             if explained is None:
                 raise
             raise explained from error
@@ -313,27 +321,28 @@ class Learner:
         if unused and self.exchange.waits_for_all:
             raise DivergenceError(_NEVER_USED.format(min(unused)))
 
-    def _unscale(self, factor: float) -> bool:
-        """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
-        be used. In low precision also undoes the average of the exchange (`BatchRunner._factor`)."""
-        factor *= self.exchange.mean_over if self.mixed.low else 1
-        self.unscaled_by = factor / (1.0 if self.mixed.scale is None else self.mixed.scale.scale)
-        if self.mixed.scale is None:
-            if factor != 1.0:
-                gradients.scale(self.trainable, factor)
-            return True
-        factor /= self.mixed.scale.scale
-        finite = math.isfinite(float(self.mode.norm.global_norm()))
-        if finite:
+    def _correct_gradients(self, divisor: float, count: float) -> bool:
+        """Multiplies the exchanged gradients once, by all factors that make them one process's. False if they
+        overflowed float16 and must not be used. Collective."""
+        factor = divisor / count  # backwards divided by the former, before the latter was known
+        factor *= self.exchange.mean_over if self.mixed.low else 1  # undoes the exchange's mean (`BatchRunner._factor`)
+        scale = self.mixed.scale
+        self.unscaled_by = factor = factor / (1.0 if scale is None else scale.scale)
+        usable = scale is None or self._fit_into_float16(scale)
+        if usable and factor != 1.0:
             gradients.scale(self.trainable, factor)
-        usable = self.mixed.scale.accept(finite)
-        if self.mixed.scale.hopeless:  # on all ranks alike: they have the same gradients
+        return usable
+
+    def _fit_into_float16(self, scale: LossScale) -> bool:
+        """Whether the gradients are finite, by which the loss scale changes for the next update. Collective."""
+        finite = scale.accept(math.isfinite(float(self.mode.norm.global_norm())))
+        if scale.hopeless:  # on all ranks alike: they have the same norm
             raise NotFiniteError(
-                f"the gradients of {self.mixed.scale.running} updates in a row are not finite, although the loss scale "
-                "is down to 1: these updates were skipped. The model's numbers do not fit into float16: set "
+                f"the gradients of {scale.running} updates in a row are not finite, although the loss scale is down to "
+                "1: these updates were skipped. The model's numbers do not fit into float16: set "
                 "train.precision=bfloat16 or float32."
             )
-        return usable
+        return finite
 
     def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         """The sums of all ranks divided by the global count, and the gradient norm, which is finite on all ranks or on

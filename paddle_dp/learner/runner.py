@@ -116,8 +116,8 @@ class BatchRunner:
     def _factor(self, micro_batch: MicroBatch, divisor: float, exchange: GradientExchange) -> float:
         """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean.
 
-        In low precision the average of the exchange is undone after it (`Learner._unscale`): numbers N times as large
-        would round differently from one process's, and overflow sooner.
+        In low precision the mean over ranks is undone after the exchange (`Learner._correct_gradients`): numbers N
+        times as large would round differently from one process's, and overflow sooner.
         """
         if micro_batch.is_dummy:
             return 0.0

@@ -90,25 +90,22 @@ def place_alone(
     )
 
 
-def share_gradients(learner: Learner, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
+def gradients_of_share(learner: Learner, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
     """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncWorker`. Returns the number
     that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
     from paddle_dp.core import gradients
-    from paddle_dp.core.loss import number
     from paddle_dp.exchange.gradient_exchange import GradientExchange
     from paddle_dp.learner.runner import totals
     from paddle_dp.mesh.heartbeat import heartbeat
+    from paddle_dp.strategies._rounds.periodic_means import LocalCounter
 
     heartbeat.enter("forward")
-    counter, batch = learner.mode.counter, learner.mixed.cast_batch(batch)
-    local = counter.local_count(batch)
-    known = None if local is None else number(local)
-    divisor = batch.samples if known is None else known or 1.0
-    local_sums, counted = learner.runner.run(batch, divisor, GradientExchange(), collect)
-    count = counter.checked(number(counted) if known is None else known)
+    counter = LocalCounter(learner.loss, learner.mesh)
+    batch = learner.mixed.cast_batch(batch)
+    local_sums, divisor, count = learner.compute_gradients(batch, counter, GradientExchange(), collect)
     heartbeat.enter("update")
-    if not count:
-        return count, None
+    if not counter.count:
+        return 0.0, None
     if divisor != count:
         gradients.scale(learner.trainable, divisor / count)
     if not collect:

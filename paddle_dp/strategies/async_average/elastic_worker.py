@@ -17,7 +17,7 @@ from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.strategies._alone import share_gradients
+from paddle_dp.strategies._alone import gradients_of_share
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.tensors import Array
 
@@ -164,7 +164,7 @@ class ElasticWorker:
         learner = self._learner
         if learner.mesh.ranks > 1:
             self._frozen.check(may_freeze=True)
-        count, metrics = share_gradients(learner, batch, collect)
+        count, metrics = gradients_of_share(learner, batch, collect)
         if count:
             learner.optimizer.step()
         learner.optimizer.clear_grad(set_to_zero=False)

@@ -22,7 +22,7 @@ from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
-from paddle_dp.strategies._alone import share_gradients
+from paddle_dp.strategies._alone import gradients_of_share
 from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights
 from paddle_dp.tensors import Array, bytes_from, bytes_of, dtype_of, moved_gradient, nbytes, numbers_of
 
@@ -273,7 +273,7 @@ class AsyncServerWorker:
         self._frozen.check(may_freeze=True)
         heartbeat.enter("exchange")
         self._pull(batch.index)
-        count, metrics = share_gradients(learner, batch, collect)
+        count, metrics = gradients_of_share(learner, batch, collect)
         if count:
             for clip in self._clips:
                 norm = float(gradients.global_norm(clip.parameters).item())

@@ -19,10 +19,10 @@ def smaller_gradients_when(is_sick):
         learner.sick = ranks() > 1 and is_sick(learner, batch, collect_metrics)
         return train(learner, batch, collect_metrics, *accept)
 
-    def unscale(unscale, learner, factor):
-        return unscale(learner, factor * (0.9 if learner.sick else 1.0))
+    def smaller(correct, learner, divisor, count):
+        return correct(learner, divisor * (0.9 if learner.sick else 1.0), count)
 
-    return (f"{LEARNER}.train_batch", around(train_batch)), (f"{LEARNER}._unscale", around(unscale))
+    return (f"{LEARNER}.train_batch", around(train_batch)), (f"{LEARNER}._correct_gradients", around(smaller))
 
 
 SICK = (  # name, what it says, when, how it is examined
