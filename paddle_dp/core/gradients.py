@@ -1,4 +1,4 @@
-"""Norm and scaling of gradients."""
+"""Norm, scaling and clip of gradients."""
 
 from __future__ import annotations
 
@@ -49,3 +49,14 @@ def scale(parameters: Iterable[paddle.Tensor], factor: float | paddle.Tensor) ->
                 parameter.grad.multiply_(factor.astype(parameter.grad.dtype))  # type: ignore[union-attr]
             else:
                 parameter.grad.scale_(factor)
+
+
+def clip(parameters: Iterable[paddle.Tensor], norm: float | paddle.Tensor, bound: float) -> None:
+    """Scales every gradient, in place, so that all that have the 2-norm `norm` together have one of `bound` at most.
+
+    `norm`: a number, or 0-d on the device, where it stays. NaN makes every gradient NaN.
+    """
+    if isinstance(norm, paddle.Tensor):
+        scale(parameters, bound / paddle.maximum(norm, paddle.full_like(norm, bound)))
+    else:
+        scale(parameters, bound / max(norm, bound))

@@ -128,8 +128,7 @@ class PlacedNorm(GradientNorm):
             return
         norms = self.norms_over([clip.parameters for clip in self.clips])
         for clip, norm in zip(self.clips, norms, strict=True):
-            factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
-            gradients.scale(clip.parameters, factor)
+            gradients.clip(clip.parameters, norm, clip.bound)
 
     def norms_over(self, lists: Sequence[Parameters]) -> paddle.Tensor:
         """The 2-norm over the whole model's gradients of each list, [lists]. One exchange for all. Collective."""

@@ -277,7 +277,7 @@ class AsyncServerWorker:
         if count:
             for clip in self._clips:
                 norm = float(gradients.global_norm(clip.parameters).item())
-                gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
+                gradients.clip(clip.parameters, norm, clip.bound)
         micro_batches = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
         fraction = sum(micro_batch.samples for micro_batch in micro_batches) / batch.samples
         gradients.scale(learner.trainable, fraction)

@@ -320,7 +320,7 @@ class ServerNorm(GradientNorm):
         rows = self._servers.gather(local.tobytes(), "the norm of the gradients")
         norms = np.sqrt(np.stack([np.frombuffer(row, "float64") for row in rows]).sum(0)).tolist()
         for clip, norm in zip(self.clips, norms, strict=True):
-            gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
+            gradients.clip(clip.parameters, norm, clip.bound)
 
 
 def _square(parameters: Sequence[paddle.Tensor]) -> float:
