@@ -230,8 +230,8 @@ class Console(Callback):
 
     def end(self, moment: Moment) -> None:
         self._close()
-        if moment.trainer.stopped:
-            self._print_line(f"stopped at step {moment.progress.step}: {moment.trainer.stopped}")
+        if moment.trainer.early_end:
+            self._print_line(f"stopped at step {moment.progress.step}: {moment.trainer.early_end}")
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
         if self._left_out:
             self._print_line(_lines.left_out(len(self._left_out), steps))

@@ -131,7 +131,7 @@ class Metrics(Callback):
         self._write(moment, {"message": str(error)})
 
     def end(self, moment: Moment) -> None:
-        self._write(moment, {"stopped": moment.trainer.stopped})
+        self._write(moment, {"stopped": moment.trainer.early_end})
 
     def failed(self, moment: Moment, error: BaseException) -> None:
         self._write(moment, {"kind": type(error).__name__, "message": message_of(error)})

@@ -110,8 +110,8 @@ class CertificateWriter(Callback):
         self._write()
 
     def end(self, moment: Moment) -> None:
-        stopped = moment.trainer.stopped
-        self._close(moment, f"{DONE}: {stopped}" if stopped else DONE)
+        reason = moment.trainer.early_end
+        self._close(moment, f"{DONE}: {reason}" if reason else DONE)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
         if self.content:

@@ -58,15 +58,15 @@ class Training(Protocol):
     """The training as a callback sees it, in `moment.trainer`.
 
     `learner` has the model (`learner.placed.named_parameters()`), `mesh` the ranks. `total_steps`: of the training.
-    `stopped`: the reason given to `stop`, or None. `facts` describe how the training is made, as parts of a sentence;
-    `differences` are sentences on differences from one process's training, `unknown` on questions that stayed open.
-    These three are complete at `end`.
+    `early_end`: the reason given to `stop`, or None. `facts` describe how the training is made, as parts of a
+    sentence; `differences` are sentences on differences from one process's training, `unknown` on questions that stayed
+    open. These three are complete at `end`.
     """
 
     learner: Learner
     mesh: Mesh
     total_steps: int
-    stopped: str | None
+    early_end: str | None
     facts: list[str]
     differences: list[str]
     unknown: list[str]

@@ -246,7 +246,7 @@ class RoundDriver:
         else:
             for number in worker.serve():
                 self._come_to(number, claims)
-                if self._training.mesh.is_main and (self._training.stopped or self._requests.wants):
+                if self._training.mesh.is_main and (self._training.early_end or self._requests.wants):
                     claims.cut()
         stop = self._agree(claims)
         if stop > self._training.progress.batch:
@@ -297,7 +297,7 @@ class RoundDriver:
         spent = sum(heartbeat.spent().values())
         claims.done(sums, spent - self._spent)
         self._spent = spent
-        if self._bad_loss is not None or self._training.stopped or self._requests.wants:
+        if self._bad_loss is not None or self._training.early_end or self._requests.wants:
             claims.cut()
         heartbeat.enter("data")
 
@@ -362,15 +362,15 @@ class RoundDriver:
         """Returns the batch at which the round stopped, and sets whether and why the training is to stop. Raises
         NotFiniteError if a loss was not finite. Collective; the same on every rank."""
         heartbeat.enter("exchange")
-        rows = self._training.mesh.gather([claims.end(), self._training.stopped, self._bad_loss])
+        rows = self._training.mesh.gather([claims.end(), self._training.early_end, self._bad_loss])
         stop: int = rows[0][0]
         step = self._training.progress.step + stop - self._training.progress.batch
         for _, _, bad_loss in rows:
             if bad_loss is not None:
                 self._training.soundness.refuse_loss(bad_loss, step, self._bad_loss)
-        self._training.stopped = next((why for _, why, _ in rows if why), None)
+        self._training.early_end = next((why for _, why, _ in rows if why), None)
         why = self._requests.agreed()
         self._training.interrupted = (
-            None if self._training.stopped or step >= self._training.total_steps else why
+            None if self._training.early_end or step >= self._training.total_steps else why
         )
         return stop

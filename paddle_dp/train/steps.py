@@ -329,7 +329,7 @@ class StopHook(StepHook):
         self._training, self._requests = training, requests
 
     def after_update(self, step: TrainStep) -> None:
-        if not step.is_last and not self._training.stopped:
+        if not step.is_last and not self._training.early_end:
             self._training.interrupted = self._requests.due(step.number)
 
     def after_rewind(self) -> None:

@@ -107,7 +107,8 @@ class TrainingState:
     """A training as callbacks and drivers see it (`callback.Training`): learner, loader, progress, callbacks, judge and
     averages, and the methods that check, evaluate, save, restore and call the callbacks.
 
-    `stopped`: the reason given to `stop`; `interrupted`: the reason for which all ranks end before the last step.
+    `early_end`: the reason given to `stop`, with which a training is done; `interrupted`: the reason, such as a signal,
+    for which all ranks end before the last step with a StoppedError.
     """
 
     def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
@@ -115,7 +116,7 @@ class TrainingState:
         self.progress, self.total_steps = Progress(), 0
         # Collective: opens the run's folder, once all checks have passed.
         self.begin_run: Callable[[], None] = lambda: None
-        self.stopped: str | None = None
+        self.early_end: str | None = None
         self.interrupted: str | None = None
         self.empty_batches = 0  # batches without a counted target, and so without an update
         self.unsteady = ""  # why processors cannot be compared
@@ -135,7 +136,7 @@ class TrainingState:
     @property
     def continues(self) -> bool:
         """Whether there is another step."""
-        return self.progress.step < self.total_steps and not (self.stopped or self.interrupted)
+        return self.progress.step < self.total_steps and not (self.early_end or self.interrupted)
 
     def end_epoch(self) -> None:
         """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""
@@ -217,7 +218,7 @@ class TrainingState:
 
     def stop(self, reason: str) -> None:
         """Implements `Training.stop`."""
-        self.stopped = reason
+        self.early_end = reason
 
     def evaluate(self) -> Evaluation:
         """Evaluates on every held-out sample and calls `evaluated` of all callbacks. Collective.

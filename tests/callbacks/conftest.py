@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Run:
 def trainer() -> SimpleNamespace:
     """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`. A snapshot is of its `step`."""
     asked: list[Any] = []
-    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, mesh=Mesh.alone())
+    fake = SimpleNamespace(total_steps=20, early_end=None, asked=asked, mesh=Mesh.alone())
     fake.facts, fake.differences, fake.unknown = ["same global batches"], [], []
     fake.stop = asked.append
     fake.tell_saved = lambda path, progress=None, numbers=None: asked.append(("saved", path))

@@ -162,7 +162,7 @@ def test_plain_lines_tell_the_whole_story(
 ) -> None:
     console = Config().build(dataclasses.replace(run, recipe=recipe_with("data_parallel")))
     tell(console, at, found)
-    trainer.stopped = "it is enough"
+    trainer.early_end = "it is enough"
     console.end(at("end", 8))
     folder = run.folder
     said = re.sub(r"in \d+\.\d s", "in 1.0 s", capsys.readouterr().out)

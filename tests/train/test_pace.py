@@ -33,7 +33,7 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
             callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
             progress=SimpleNamespace(step=0),
             total_steps=9,
-            stopped=None,
+            early_end=None,
         ),
         _requests=SimpleNamespace(wants=False),
         _come_to=lambda index, claims: None,
