@@ -89,7 +89,8 @@ class LossScale:
     """Float16's loss scale: halved, and the update skipped, when a gradient overflows; doubled after 2000 good updates.
 
     Rule and constants follow Micikevicius et al. 2018 (arXiv:1710.03740) and paddle.amp.GradScaler, which disables
-    itself on a CPU. All ranks see the same all-reduced gradients and decide alike.
+    itself on a CPU. All ranks have the same norm (`GradientNorm.global_norm`), if not the same gradients, and decide
+    alike.
     """
 
     def __init__(self, scale: float):

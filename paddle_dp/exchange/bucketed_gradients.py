@@ -1,4 +1,5 @@
-"""Exchange of gradients on accelerators during backward: flat buckets, reduced on a separate stream.
+"""Exchange of gradients on accelerators, during backward and of the rest after it: flat buckets, reduced on a separate
+stream.
 
 A bucket may travel in 16 bits: it is summed in 32 bits, and the rounding error is added to the next sum.
 """

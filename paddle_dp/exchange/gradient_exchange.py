@@ -5,6 +5,9 @@ order, in each update:
 
     begin_update → for each micro-batch: micro_batch(backward(…)) → finish → [before_metrics] → commit, if the optimizer
     has stepped
+
+A pipeline interleaves the forwards and backwards of micro-batches: its runner enters `backward` without `counted` and
+never `micro_batch`, so exchanges that need these (Paddle's reducer, a compressed one) are not for pipelines.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ class GradientExchange:
         """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor."""
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """A context for forward and backward of a micro-batch; `last`: of its update."""
+        """A context for forward and backward of a micro-batch; `last`: of its update. Not under a pipeline."""
         return NOTHING
 
     def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
         """A context for one backward, within which final gradients are sent. `counted`: the loss's count in this update
-        on this rank, including this micro-batch."""
+        on this rank, including this micro-batch; 0 under a pipeline."""
         return NOTHING
 
     def finish(self) -> list[int]:
@@ -72,7 +75,8 @@ class GradientExchange:
         """Called after the optimizer's step: keeps residuals of compression."""
 
     def trace(self) -> None:
-        """Records each bucket on the heartbeat's tape from now on."""
+        """Begins to record each bucket on the heartbeat's tape, for an exchange that Paddle runs; the others hand
+        theirs over whenever there is a tape."""
 
     def explain(self, error: RuntimeError) -> Exception | None:
         """The error to raise instead of an `error` in a forward or a backward; None: raise `error`."""

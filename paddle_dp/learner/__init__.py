@@ -1,6 +1,6 @@
 """Turns a global batch into an update: the learner and the parts that it is composed of.
 
-`task` is the input and the contract of a strategy, `learner` the update, `runner` its forward and backward; `weights`
+`task` is the input and the contract of a strategy, `learner` the update, `runner` its forward and backward; `update`
 has the parts in which strategies differ. Nothing here reads data, writes files or knows epochs. The parts below are in
 `core` and `exchange`, and `strategies` compose a learner for the ranks of a `mesh`.
 """

@@ -1,4 +1,4 @@
-"""Checks whether a layout fits a model, a batch and a number of ranks, and proposes the nearest that do."""
+"""Checks whether a layout fits a model, its micro-batches and a number of ranks, and proposes the nearest that do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Anatomy:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes that a layout must divide: the model's (0: it has none), the global batch and its micro-batches.
+    """The sizes that a layout must divide: the model's (0: it has none), and the number of micro-batches. The global
+    `batch` it need not divide: shares may be unequal.
 
     `anatomy` is None if only a rank can build the model, which is then not checked here. `partition` deals blocks to
     stages, a rank has `virtual_stages` of these, and `pipeline_schedule` orders its micro-batches. `cut_lengths`: the

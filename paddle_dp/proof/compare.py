@@ -15,7 +15,9 @@ only the last place of both: eps · |p|, and for an update, the difference of tw
 A comparison proves something only if F is small: a fault of a tenth of a parameter's gradient, on one rank of N, must
 show. So for every gradient g, with G the whole model's and β = ROUNDING_BOUND (a gradient below β |G| counts as 0),
 
-    shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE_FAULT
+    shows · N ≤ VISIBLE_FAULT    with    shows = (K F + bound) / max(|g|, β |G|)
+
+`shows` is computed here (`_shows`), and multiplied by N in proof.verdict (`Verdict.insensitive`).
 
 Correct layouts give r of about 1, because they differ by rounding alone; K = `tolerance.LARGEST_R` = 8 leaves room for
 chance. Elements with noise of their size (F/|g| > 0.3) have no true gradient: they are judged separately.

@@ -141,7 +141,7 @@ class Config(StrategyConfig):
         return f"ranks round their gradients to {digits} digits of base 2 before they add them up"
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
+        """Raises UsageError, with the nearest legal layouts, unless the degrees divide model and ranks."""
         from paddle_dp.checks.preflight import built_without_memory, preflight_check
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable

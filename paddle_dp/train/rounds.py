@@ -1,7 +1,7 @@
 """Asynchronous training loop: between two meetings each rank processes as many shares as it can.
 
-A step is one global batch. Within a round ranks claim shares of global batches, in order (train/rounds.py), so a slow
-rank computes fewer, and each sample of an epoch is learned exactly once. Within a round a rank's progress counts global
+A step is one global batch. Within a round ranks claim shares of global batches, in order (`WorkQueue`), so a slow rank
+computes fewer, and each sample of an epoch is learned exactly once. Within a round a rank's progress counts global
 batches that have been handed out entirely; at a meeting these are done. The ranks meet when the training needs one
 state: when a callback that does not read is due (an evaluation, a checkpoint), when weights are checked, at the end of
 an epoch and of the training, and when a rank was asked to stop.
