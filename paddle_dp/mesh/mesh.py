@@ -27,6 +27,7 @@ from paddle_dp.mesh.transport import Patience
 if TYPE_CHECKING:
     import paddle
 
+MAIN_RANK = 0  # writes the logs, the dashboard and the screen, and keeps the ledger of asynchronous ranks
 POLL, MAX_POLL = 0.001, 0.02  # seconds between two looks at a count of the store, doubled each time
 
 
@@ -58,8 +59,8 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """True on the rank that writes the logs, the dashboard and the screen."""
-        return self.rank == 0
+        """Whether this is the `MAIN_RANK`."""
+        return self.rank == MAIN_RANK
 
     @property
     def computes_on(self) -> str:

@@ -28,6 +28,7 @@ from paddle_dp.errors import LostPeerError, TargetError
 from paddle_dp.learner.learner import AsyncWorker
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.mesh import MAIN_RANK
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
 from paddle_dp.train import blame
@@ -41,9 +42,6 @@ from paddle_dp.units import Every
 # Ranks that do not wait for each other ask rank 0 which share of a global batch to compute next -----------------------
 
 
-KEEPER = 0
-
-
 class WorkQueue:
     """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer
     while it computes.
@@ -53,7 +51,7 @@ class WorkQueue:
     """
 
     def __init__(self, mesh: Mesh):
-        """Use `claims_of`: a process has one queue, so that no message of a later training is lost."""
+        """Use `work_queue_of`: a process has one queue, so that no message of a later training is lost."""
         self.mesh, self.round = mesh, 0
         self._lock = threading.Condition()
         self._ledger: Assignments | None = None
@@ -62,14 +60,14 @@ class WorkQueue:
         self._local_shares: deque[Share] = deque()
         self._pace: dict[int, float] = {}  # seconds per share by rank, on rank 0
         self._resting: deque[int] = deque()  # ranks that have computed all that they claimed
-        if mesh.ranks > 1 and mesh.rank == KEEPER:
+        if mesh.ranks > 1 and mesh.is_main:
             transport.endpoint().answer(CHANNELS["claims"], self._on_message)
             transport.endpoint().when_gone("claims", self.gone)
 
     def begin(self, first: int, stop: int) -> None:
         """Begins a round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
         self.round += 1
-        if self.mesh.rank == KEEPER:
+        if self.mesh.is_main:
             with self._lock:
                 if self._ledger is not None:
                     self._pace = self._ledger.known_pace()
@@ -80,8 +78,8 @@ class WorkQueue:
 
     def shares(self) -> Iterator[Share]:
         """Yields this rank's shares of the round, claiming them as it goes."""
-        if self.mesh.rank == KEEPER:
-            while (share := self._with(lambda ledger: ledger.claim(KEEPER))) is not None:
+        if self.mesh.is_main:
+            while (share := self._with(lambda ledger: ledger.claim(MAIN_RANK))) is not None:
                 self._local_shares.append(share)
                 yield share
             return
@@ -99,8 +97,8 @@ class WorkQueue:
     def done(self, sums: Sums | None, seconds: float) -> None:
         """Reports the oldest claimed share as computed; `seconds`: its time here, without waiting for others."""
         share = self._local_shares.popleft()
-        if self.mesh.rank == KEEPER:
-            self._with(lambda ledger: ledger.done(KEEPER, share, sums, seconds))
+        if self.mesh.is_main:
+            self._with(lambda ledger: ledger.done(MAIN_RANK, share, sums, seconds))
         else:
             self._send({"do": "done", "share": share, "sums": sums, "seconds": seconds})
 
@@ -115,7 +113,7 @@ class WorkQueue:
 
     def cut(self) -> None:
         """Lets this round begin no further global batch."""
-        if self.mesh.rank == KEEPER:
+        if self.mesh.is_main:
             self._with(Assignments.cut)
         else:
             self._send({"do": "cut"})
@@ -134,7 +132,7 @@ class WorkQueue:
     def end(self) -> int:
         """Ends the round when this rank finds no share. Rank 0 waits for the shares that others compute and returns the
         batch at which the round stopped; other ranks return 0. Raises LostPeerError after train.patience."""
-        if self.mesh.rank != KEEPER:
+        if not self.mesh.is_main:
             return 0
         with self._lock, heartbeat.waiting("the shares that other ranks compute"):
             ledger = self._ledger
@@ -155,10 +153,10 @@ class WorkQueue:
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps({**message, "round": self.round}).encode()
-        transport.endpoint().send(CHANNELS["claims"], KEEPER, memoryview(data))
+        transport.endpoint().send(CHANNELS["claims"], MAIN_RANK, memoryview(data))
 
     def _granted(self) -> bytearray:
-        return transport.endpoint().receive(CHANNELS["granted"], KEEPER)
+        return transport.endpoint().receive(CHANNELS["granted"], MAIN_RANK)
 
     def _on_message(self, rank: int, data: bytearray) -> None:
         """Takes a message on rank 0, in a thread that reads a socket."""
@@ -193,14 +191,14 @@ class WorkQueue:
         self._lock.notify_all()
 
 
-_claims: list[WorkQueue] = []
+_work_queues: list[WorkQueue] = []
 
 
-def claims_of(mesh: Mesh) -> WorkQueue:
+def work_queue_of(mesh: Mesh) -> WorkQueue:
     """This process's work queue, made on first use."""
-    if not _claims or _claims[0].mesh != mesh:
-        _claims[:] = [WorkQueue(mesh)]
-    return _claims[0]
+    if not _work_queues or _work_queues[0].mesh != mesh:
+        _work_queues[:] = [WorkQueue(mesh)]
+    return _work_queues[0]
 
 
 Numbers = dict[str, float]
@@ -218,12 +216,12 @@ class RoundDriver:
         self._known: Numbers = {}
 
     def run(self) -> None:
-        training, claims = self._training, claims_of(self._training.mesh)
+        training, work_queue = self._training, work_queue_of(self._training.mesh)
         while training.continues:
-            self._round(claims)
+            self._round(work_queue)
             training.end_epoch()
 
-    def _round(self, claims: WorkQueue) -> None:
+    def _round(self, work_queue: WorkQueue) -> None:
         self._local_sums: list[Sums] = []  # of this rank's shares since its last line
         self._waited = 0.0
         self._speed: Numbers = {}  # shared by lines that are written at once
@@ -231,30 +229,30 @@ class RoundDriver:
         self._bad_loss: float | None = None  # a loss that is not finite
         self._done_at = time.perf_counter()  # when this rank's last share was done
         self._spent = sum(heartbeat.spent().values())  # seconds without waiting until then
-        claims.begin(self._training.progress.batch, self._next_meeting())
+        work_queue.begin(self._training.progress.batch, self._next_meeting())
         worker = self._worker
         worker.begin_round()
         if worker.computes:
             more = True
             while more:
                 for batch in self._training.loader.read_shares(
-                    self._training.progress.epoch, claims.shares()
+                    self._training.progress.epoch, work_queue.shares()
                 ):
-                    self._compute(batch, claims)
-                more = claims.more()
+                    self._compute(batch, work_queue)
+                more = work_queue.more()
             worker.end_of_work()
         else:
             for number in worker.serve():
-                self._come_to(number, claims)
+                self._come_to(number, work_queue)
                 if self._training.mesh.is_main and (self._training.early_end or self._requests.wants):
-                    claims.cut()
-        stop = self._agree(claims)
+                    work_queue.cut()
+        stop = self._agree(work_queue)
         if stop > self._training.progress.batch:
-            self._come_to(stop - 1, claims)
+            self._come_to(stop - 1, work_queue)
             worker.end_round()
             self._training.learner.after_update()
             self._count(stop - 1)
-            self._pass(claims, met=True)
+            self._pass(work_queue, met=True)
 
     def _next_meeting(self) -> int:
         """The number of global batches of this epoch after which the ranks meet next."""
@@ -271,9 +269,9 @@ class RoundDriver:
             return True
         return any(not callback.reads for callback in self._training.callbacks.due_at_step(step, last=False))
 
-    def _compute(self, batch: Batch, claims: WorkQueue) -> None:
+    def _compute(self, batch: Batch, work_queue: WorkQueue) -> None:
         """Computes a share that this rank has claimed, and reports it."""
-        self._come_to(batch.index, claims)
+        self._come_to(batch.index, work_queue)
         self._waited, self._batch = self._waited + batch.waited, batch
         step = self._training.progress.step + 1
         due = self._training.callbacks.due_at_step(step, step >= self._training.total_steps)
@@ -295,20 +293,20 @@ class RoundDriver:
             if not math.isfinite(sums["loss"]):
                 self._bad_loss = sums["loss"]
         spent = sum(heartbeat.spent().values())
-        claims.done(sums, spent - self._spent)
+        work_queue.done(sums, spent - self._spent)
         self._spent = spent
         if self._bad_loss is not None or self._training.early_end or self._requests.wants:
-            claims.cut()
+            work_queue.cut()
         heartbeat.enter("data")
 
-    def _come_to(self, batch: int, claims: WorkQueue) -> None:
+    def _come_to(self, batch: int, work_queue: WorkQueue) -> None:
         """Advances the progress to `batch`: all shares of earlier global batches are handed out. Lines that are due at
         once have one speed, measured over all their steps."""
         self._speed = {}
         for number in range(self._training.progress.batch, batch):
             self._count(number)
         while self._training.progress.batch < batch:
-            self._pass(claims)
+            self._pass(work_queue)
         self._speed = {}
 
     def _count(self, number: int) -> None:
@@ -316,7 +314,7 @@ class RoundDriver:
         self._training.meter.add(size, self._waited)
         self._waited = 0.0
 
-    def _pass(self, claims: WorkQueue, met: bool = False) -> None:
+    def _pass(self, work_queue: WorkQueue, met: bool = False) -> None:
         """Counts a step, and calls the callbacks that are due, but those that do not read only if the ranks have
         met."""
         training = self._training
@@ -331,7 +329,7 @@ class RoundDriver:
         if met and self._check_every is not None and self._check_every.due_at_step(step):
             training.check(f"after step {step}")
         reads = any(callback.reads for callback in due)
-        numbers = self._line(number, rate, claims, met) if reads else {}
+        numbers = self._line(number, rate, work_queue, met) if reads else {}
         # Without a target that counts there is no loss where they have met, either.
         if due and (met or numbers):
             moment = Moment(
@@ -339,16 +337,16 @@ class RoundDriver:
             )  # fmt: skip
             training.call(moment, due)
 
-    def _line(self, number: int, rate: float, claims: WorkQueue, met: bool) -> Numbers:
+    def _line(self, number: int, rate: float, work_queue: WorkQueue, met: bool) -> Numbers:
         """The numbers of a step; {} while this rank knows none. Collective if the ranks have met: a rank without a new
         share gets the main rank's then."""
         if self._training.mesh.is_main:
-            numbers = claims.reported(number)
+            numbers = work_queue.reported(number)
         else:
             numbers, self._local_sums = means(self._local_sums), []
         main_numbers: Numbers = {}
         if met:
-            main_numbers = self._training.mesh.gather(numbers or self._known)[KEEPER]
+            main_numbers = self._training.mesh.gather(numbers or self._known)[MAIN_RANK]
         self._known = numbers or main_numbers or self._known
         if not (self._known or met):
             return {}
@@ -358,11 +356,11 @@ class RoundDriver:
             speed["tokens_per_second"] = speed["samples_per_second"] * length
         return {**known, "lr": rate, **speed, **({"waiting": known["waiting"]} if "waiting" in known else {})}
 
-    def _agree(self, claims: WorkQueue) -> int:
+    def _agree(self, work_queue: WorkQueue) -> int:
         """Returns the batch at which the round stopped, and sets whether and why the training is to stop. Raises
         NotFiniteError if a loss was not finite. Collective; the same on every rank."""
         heartbeat.enter("exchange")
-        rows = self._training.mesh.gather([claims.end(), self._training.early_end, self._bad_loss])
+        rows = self._training.mesh.gather([work_queue.end(), self._training.early_end, self._bad_loss])
         stop: int = rows[0][0]
         step = self._training.progress.step + stop - self._training.progress.batch
         for _, _, bad_loss in rows:

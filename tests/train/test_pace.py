@@ -36,16 +36,16 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
             early_end=None,
         ),
         _requests=SimpleNamespace(wants=False),
-        _come_to=lambda index, claims: None,
+        _come_to=lambda index, work_queue: None,
         _waited=0.0,
         _bad_loss=None,
         _local_sums=[],
         _done_at=0.0,
         _spent=sum(heartbeat.spent().values()),
     )
-    claims: Any = SimpleNamespace(done=lambda sums, seconds: said.append(seconds))
+    work_queue: Any = SimpleNamespace(done=lambda sums, seconds: said.append(seconds))
     for _ in range(3):
-        RoundDriver._compute(rounds, batch, claims)
+        RoundDriver._compute(rounds, batch, work_queue)
     return said
 
 
@@ -71,10 +71,10 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
     )
     lines: list[dict[str, float]] = []
 
-    def passed(claims: Any) -> None:
+    def passed(work_queue: Any) -> None:
         progress.batch += 1
         if progress.batch % 10 == 0:
-            lines.append(rounds._line(progress.batch, 0.1, claims, met=False))
+            lines.append(rounds._line(progress.batch, 0.1, work_queue, met=False))
 
     rounds._pass = passed
     meter.began -= 2.0
