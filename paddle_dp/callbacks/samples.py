@@ -92,7 +92,7 @@ class SampleGallery(Callback):
             return
         self._step, learner = moment.progress.step, moment.trainer.learner
         learner.weights.wait()
-        with learner.weights.averaged():
+        with learner.weights.means():
             learner.statistics.sync()
             gallery = self._computed(moment) if self.run.mesh.is_main else None
             self.run.mesh.wait("samples shown")

@@ -301,7 +301,7 @@ class Learner:
 
     def extra_state(self) -> ExtraState:
         """The tensors that a checkpoint holds in addition to model and optimizer. Call it outside of
-        `weights.averaged`."""
+        `weights.means`."""
         states = (self.weights.extra_state(), self.weights.mode.exchange.extra_state())
         return ExtraState(
             shared={name: tensor for state in states for name, tensor in state.shared.items()},

@@ -197,7 +197,7 @@ class WeightSync:
         """A context for reading or writing the optimizer's states, which may be offloaded."""
         return NOTHING
 
-    def averaged(self, states: bool = False) -> AbstractContextManager[Any]:
+    def means(self, states: bool = False) -> AbstractContextManager[Any]:
         """A context for reading the weights of the training, and with `states` the optimizer's states: if the ranks'
         differ, means replace them within it. Collective."""
         return NOTHING
@@ -224,7 +224,7 @@ class WeightSync:
         return None
 
     def extra_state(self) -> ExtraState:
-        """The tensors that a checkpoint holds in addition to model and optimizer. Call it outside of `averaged`."""
+        """The tensors that a checkpoint holds in addition to model and optimizer. Call it outside of `means`."""
         return ExtraState()
 
     def load_extra_state(self, saved: SavedExtraState) -> None:

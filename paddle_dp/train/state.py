@@ -49,7 +49,7 @@ def snapshot(  # noqa: PLR0913 - the parts of a checkpoint
     must not hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"guard": guard} if guard else {})
-    with learner.weights.averaged(states=True):
+    with learner.weights.means(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
     if averages is not None:
         tensors |= _copied([(_EMA + name, *where) for name, *where in averages.shards()], "ema", memory)

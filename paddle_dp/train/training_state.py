@@ -275,7 +275,7 @@ class TrainingState:
     def _evaluation(self, loader: Loader) -> Evaluation:
         with heartbeat.within("evaluate"):
             self.learner.weights.wait()
-            with self.learner.weights.averaged():
+            with self.learner.weights.means():
                 evaluation = evaluate(self.learner, loader, self.mesh, self.run.metrics)
             if self.averages is not None:
                 with self.averages.in_place():

@@ -242,7 +242,7 @@ class PeriodicMeans(WeightSync):
                 parameter._copy_gradient_from(gradient)
 
     @contextmanager
-    def averaged(self, states: bool = False) -> Iterator[None]:
+    def means(self, states: bool = False) -> Iterator[None]:
         backups: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         with paddle.no_grad():
             if self.diverged:
