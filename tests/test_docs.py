@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from paddle_dp.errors import RecipeError
-from paddle_dp.part.aliases import find_alias
+from paddle_dp.part.aliases import find_hint
 from paddle_dp.recipe import read_recipe
 from tests.certificate.proven import assert_proven
 from tests.house.command_service import command_line
@@ -206,7 +206,7 @@ def test_the_readme_translates_words_as_a_recipe_does() -> None:
     assert len(rows) >= 5
     for theirs, ours in rows:
         words, keys = re.findall(r"`(\w+)`", theirs), re.findall(r"`([\w.]+).*?`", ours)
-        assert [find_alias(word, exactly=True).key for word in words] == keys  # type: ignore[union-attr]
+        assert [find_hint(word, exactly=True).key for word in words] == keys  # type: ignore[union-attr]
 
 
 def test_every_block_of_the_readme_is_covered() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from paddle_dp.coming_from.configuration import Configuration, Section
 from paddle_dp.errors import near
 from paddle_dp.part import find, names
-from paddle_dp.part.aliases import find_alias
+from paddle_dp.part.aliases import find_hint
 from paddle_dp.part.config import fields_of
 
 _IDLE: tuple[Any, ...] = (None, False, "", "no", "none", "None", "null", "auto", [], 0)
@@ -333,8 +333,8 @@ def _unknown(key: str, known: set[str], tool: str) -> str:
     """The reason for a key that is in no table, with a guess at the intended key."""
     if key not in known:
         close = near(key, known)
-        alias = find_alias(key, exactly=True)
-        hint = f": did you mean {close}?" if close else f":{alias.sentence}".rstrip(".") if alias else ""
+        row = find_hint(key, exactly=True)
+        hint = f": did you mean {close}?" if close else f":{row.sentence}".rstrip(".") if row else ""
         return f"no argument of {tool} that is known here{hint}"
     return "has no counterpart"
 

@@ -1,4 +1,4 @@
-"""A table of other tools' words: the tool, and the recipe's key for each.
+"""Hints on keys that are unknown where they stand: other tools' words, and a recipe's own keys of another group.
 
 A hint that leads to a different training is worse than none, so a row states where meanings differ, such as multiplying
 and splitting a batch.
@@ -228,8 +228,8 @@ Global Arch Optimizer Loss DataLoader Metric Infer SSLD | PaddleClas | -        
 
 
 @dataclass(frozen=True)
-class Alias:
-    """A word of other tools. `key`: the recipe's key, or ""; `note`: a clause with further information."""
+class KeyHint:
+    """A word of other tools, or a recipe's own key (`tool` ""). `key`: the recipe's, or ""; `note`: a further clause."""
 
     name: str
     tool: str
@@ -244,7 +244,7 @@ class Alias:
         return f" '{self.name}' is of {self.tool}: {self.note}."
 
 
-def _aliases() -> Iterator[Alias]:
+def _hints() -> Iterator[KeyHint]:
     texts = {
         f"{{{name}}}": text for name, text in globals().items() if name[0] == "_" and isinstance(text, str)
     }
@@ -252,8 +252,8 @@ def _aliases() -> Iterator[Alias]:
         names, tool, key, note = (cell.strip() for cell in row.split("|"))
         for name, text in texts.items():
             note = note.replace(name, text)
-        for alias in names.split():
-            yield Alias(alias, tool, key.removeprefix("-"), note)
+        for name in names.split():
+            yield KeyHint(name, tool, key.removeprefix("-"), note)
 
 
 # Keys that users look for in another group, under the same names.
@@ -265,9 +265,9 @@ strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.re
 strategy.find_unused_parameters
 """
 _TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix evaluation metrics callbacks output_dir"
-FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
-FOREIGN |= {name: Alias(name, "", name, _TOP) for name in _TOP_KEYS.split()}
-FOREIGN |= {row.name: row for row in _aliases()}
+HINTS = {key.rpartition(".")[2]: KeyHint(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
+HINTS |= {name: KeyHint(name, "", name, _TOP) for name in _TOP_KEYS.split()}
+HINTS |= {row.name: row for row in _hints()}
 # A part's `use` in other tools, by shelf: the part here, or advice.
 PARTS = {
     "losses": {
@@ -327,13 +327,11 @@ VERBS = {
 }  # fmt: skip
 
 
-def find_alias(name: str, exactly: bool = False) -> Alias | None:
-    """The row of another tool's word, found despite a typing error unless `exactly`; None for an unknown word.
+def find_hint(name: str, exactly: bool = False) -> KeyHint | None:
+    """The row of a word, found despite a typing error unless `exactly`; None for an unknown word.
 
     PaddleClas's Optimizer and Loss differ from a recipe's groups by their capitals alone. A row for one group is found
     under both names: loss.epsilon.
     """
     key = name.lower().replace("-", "_")
-    return (
-        FOREIGN.get(name) or FOREIGN.get(key) or (None if exactly else FOREIGN.get(near(key, FOREIGN) or ""))
-    )
+    return HINTS.get(name) or HINTS.get(key) or (None if exactly else HINTS.get(near(key, HINTS) or ""))

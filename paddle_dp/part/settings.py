@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.errors import PydanticUserError
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean, near
-from paddle_dp.part.aliases import find_alias
+from paddle_dp.part.aliases import find_hint
 from paddle_dp.part.config import Keys, adapter, fields_of, setting_at, show
 from paddle_dp.part.shelf import SHELVES
 from paddle_dp.units import Quantity
@@ -158,13 +158,15 @@ def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
     else the most similar setting of this owner."""
     name = str(path[-1])
     hint = owner.hint(name) if len(path) == 1 else ""
-    in_this_group = find_alias(owner.dotted(path), exactly=True)
-    foreign = in_this_group or find_alias(name, exactly=bool(hint or near(name, takes)))
-    group, _, last = (foreign.key if foreign else "").rpartition(".")
-    if foreign is None or foreign.key == owner.dotted(path) or (hint and last == name):
+    in_this_group = find_hint(owner.dotted(path), exactly=True)
+    known = in_this_group or find_hint(name, exactly=bool(hint or near(name, takes)))
+    group, _, last = (known.key if known else "").rpartition(".")
+    if known is None or known.key == owner.dotted(path) or (hint and last == name):
         return hint + did_you_mean(name, takes)
     owner_hint = owner.hint(last) if group == owner.prefix and last not in takes else ""
-    return f"{hint}{foreign.sentence}{owner_hint} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
+    misspelt = known.name == last and not find_hint(name, exactly=True)  # a recipe's own key
+    hint += f" Did you mean '{last if group == owner.prefix else known.key}'?" if misspelt else known.sentence
+    return f"{hint}{owner_hint} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
 
 
 def _from_post_init(text: str, kind: Any, path: Keys, owner: ErrorContext) -> Mistake:

@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.cli import app
 from paddle_dp.errors import RecipeError, near
 from paddle_dp.part import SHELVES, find, names
-from paddle_dp.part.aliases import FOREIGN, OPTIONS, PARTS, VERBS, find_alias
+from paddle_dp.part.aliases import HINTS, OPTIONS, PARTS, VERBS, find_hint
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, Load, LoaderSettings, Mix
@@ -85,8 +85,8 @@ def keys() -> set[str]:
 
 
 def test_every_row_names_a_key_that_there_is() -> None:
-    assert {row.key for row in FOREIGN.values() if row.key} <= keys()
-    assert all(row.key or row.note for row in FOREIGN.values())
+    assert {row.key for row in HINTS.values() if row.key} <= keys()
+    assert all(row.key or row.note for row in HINTS.values())
 
 
 def test_every_part_option_and_verb_is_one_of_ours() -> None:
@@ -219,13 +219,34 @@ def test_a_slip_is_one_letter(word: str, known: list[str], meant: str | None) ->
 
 
 def test_a_slip_in_another_tools_word_is_understood() -> None:
-    row = find_alias("gradient_acumulation_steps")
+    row = find_hint("gradient_acumulation_steps")
     assert row is not None and row.key == "train.micro_batches"
-    assert find_alias("gradient_acumulation_steps", exactly=True) is None
-    assert find_alias("wibble") is None
+    assert find_hint("gradient_acumulation_steps", exactly=True) is None
+    assert find_hint("wibble") is None
+
+
+@pytest.mark.parametrize(
+    ("override", "sentences"),
+    [
+        (
+            "strategy.tensr=2",
+            "Did you mean 'tensor'? 'tensor' is a setting of strategy hybrid: strategy.use=hybrid.",
+        ),
+        (
+            "train.weight_decy=0.1",
+            "train has no setting 'weight_decy'. Did you mean 'optimizer.weight_decay'? train",
+        ),
+        (
+            "train.weight_decay=0.1",
+            "train has no setting 'weight_decay'. In a recipe that is optimizer.weight_decay.",
+        ),
+    ],
+)
+def test_a_slip_in_a_recipe_s_own_key_is_no_word_of_another_tool(override: str, sentences: str) -> None:
+    assert sentences in mistake(override)
 
 
 def test_capitals_tell_paddleclas_s_groups_from_a_recipe_s() -> None:
-    assert find_alias("Optimizer") is FOREIGN["Optimizer"] is not find_alias("optimizer")
-    assert find_alias("amp") is find_alias("AMP") is not None
-    assert find_alias("loss.epsilon") is not find_alias("epsilon")
+    assert find_hint("Optimizer") is HINTS["Optimizer"] is not find_hint("optimizer")
+    assert find_hint("amp") is find_hint("AMP") is not None
+    assert find_hint("loss.epsilon") is not find_hint("epsilon")
