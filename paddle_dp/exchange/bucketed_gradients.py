@@ -136,7 +136,7 @@ class BucketedGradients(GradientExchange):
         }
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
-        self._fires = GradReadyHooks(parameters if overlapped else [], self.ready)
+        self._ready_hooks = GradReadyHooks(parameters if overlapped else [], self.ready)
         self._had: set[int] = set()  # indices with a local gradient in this update
         self._sums: dict[int, paddle.Tensor] = {}  # by index: of buckets that this rank keeps
         self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
@@ -154,7 +154,7 @@ class BucketedGradients(GradientExchange):
             with self._waiting(True) if last else NOTHING:
                 yield
             return
-        with self._waiting(True), self._fires.enabled():
+        with self._waiting(True), self._ready_hooks.enabled():
             yield
         if self.each_micro_batch:
             self._end_round()
@@ -263,7 +263,7 @@ class BucketedGradients(GradientExchange):
 
     def _end_round(self) -> None:
         """Sends the remaining gradients after a round's last backward."""
-        self._fires.end()
+        self._ready_hooks.end()
         for index in range(len(self._parameters)):
             if index not in self._final:
                 self._final.add(index)

@@ -329,7 +329,7 @@ class PushedGradients(GradientExchange):
         self._reduce = PushReduce(
             push, parameters, destinations, senders=senders, reduce_dtype=reduce_dtype, residuals=residuals
         )
-        self._fires = GradReadyHooks(parameters, self._ready)
+        self._ready_hooks = GradReadyHooks(parameters, self._ready)
         self._only_final = reduce_dtype is not None  # the sum of two rounded terms is not the rounded sum
         self._sent: set[int] = set()
         self._later: set[int] = set()
@@ -340,17 +340,17 @@ class PushedGradients(GradientExchange):
         if not (last or self.each_micro_batch):
             yield
             return
-        with self._fires.enabled():
+        with self._ready_hooks.enabled():
             yield
         if self.each_micro_batch:
-            for index in sorted({*self._fires.end(), *self._later}):
+            for index in sorted({*self._ready_hooks.end(), *self._later}):
                 self._send(index, False)
             self._later = set()
 
     def finish(self) -> list[int]:
         """Called after an update's last backward: keepers get the sums. Returns the indices of parameters without a
         local gradient. Collective."""
-        self._fires.end()
+        self._ready_hooks.end()
         without = [
             index
             for index, parameter in enumerate(self._parameters)

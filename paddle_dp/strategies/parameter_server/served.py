@@ -59,7 +59,7 @@ class CopiedGradients(GradientExchange):
         push, keepers = Push("gradients", ranks, rank), [[owner] for owner in owners]
         self._parameters = parameters
         self._reduce = PushReduce(push, parameters, keepers, senders=senders)
-        self._fires = GradReadyHooks(parameters, self._ready)
+        self._ready_hooks = GradReadyHooks(parameters, self._ready)
         self._to_host = ToHost(parameters[0].place)
         counts = [int(parameter.size) for parameter in parameters]
         width = max(int(parameter.element_size()) for parameter in parameters)
@@ -77,13 +77,13 @@ class CopiedGradients(GradientExchange):
         if not last:
             yield
             return
-        with self._fires.enabled():
+        with self._ready_hooks.enabled():
             yield
 
     @paddle.no_grad()
     def finish(self) -> list[int]:
         """Sends all remaining gradients after the last backward. Returns the indices without a local gradient."""
-        self._fires.end()
+        self._ready_hooks.end()
         for bucket in self._buckets:
             self._copy(bucket, final=False)
         self._push(wait=True)
