@@ -6,13 +6,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from paddle.optimizer import lr
 
 from paddle_dp.assembly.script import trainer_of
+from paddle_dp.core.plateau import Plateau
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.identity import consistency
-from paddle_dp.identity.same_run import schedule_line
+from paddle_dp.identity.same_run import rates_of
 from paddle_dp.identity.unsaved import changes_printed
 from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
@@ -180,3 +183,27 @@ class Trainer(TrainingState):
         if self.plateau is not None:
             hooks.append(PlateauHook(self, self.plateau))
         return StepDriver(self, hooks)
+
+
+# Attributes of Paddle's schedulers that say after how many calls of `step` a change comes.
+_SPANS = ("T_max", "T_0", "step_size", "milestones", "boundaries", "decay_steps", "total_steps")
+
+
+def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
+    """A line on a scheduler that a user has given: loops often step one after every epoch, and here it is stepped after
+    every update, so its rate may swing, or be over within the first epoch. "" for the schedules of the shelf."""
+    function = getattr(schedule, "lr_lambda", None)
+    shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
+    shelf = shelf or isinstance(schedule, Plateau)
+    if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
+        return ""
+    points = rates_of(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
+    names = ("at first", "after an epoch", "at the end")
+    rates = ", ".join(f"{rate:.3g} {name}" for (_, rate), name in zip(points, names, strict=False))
+    spans = {
+        name: value for name in _SPANS if isinstance(value := getattr(schedule, name, None), (int, list))
+    }
+    counts = ", ".join(f"{name}={value}" for name, value in spans.items())
+    hint = f" If {counts} counts epochs, multiply by {steps_per_epoch}." if counts else ""
+    often = f"{type(schedule).__name__} steps after every update, {steps_per_epoch} times an epoch"
+    return f"{often}{rates and ': '}{rates}.{hint}"

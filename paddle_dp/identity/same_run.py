@@ -94,7 +94,7 @@ def identity(
         if loader is not None
     }
     steps = loaders["train"].sampler.updates(setup.length) if setup.length and loaders["train"] else 0
-    rates = _rates(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
+    rates = rates_of(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
     return RunSignature(
         facts={**packages(mesh), **threads(mesh), **_described(setup, task)}, data=data, rates=rates
     )
@@ -243,7 +243,7 @@ def _rule(key: str, was: Any, now: Any, task: Task) -> str:
     return RULES[max((begin for begin in RULES if key.startswith(begin)), key=len)]
 
 
-def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
+def rates_of(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
     """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] for others, and for one
     whose function cannot be copied: a call of the function itself could change the training, if it counts its calls."""
     if not _is_function_of_step(schedule):
@@ -257,30 +257,6 @@ def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
     except Exception:  # noqa: BLE001 - a user's function may raise anything, and the training itself will tell
         return []
     return rates
-
-
-# Attributes of Paddle's schedulers that say after how many calls of `step` a change comes.
-_SPANS = ("T_max", "T_0", "step_size", "milestones", "boundaries", "decay_steps", "total_steps")
-
-
-def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
-    """A line on a scheduler that a user has given: loops often step one after every epoch, and here it is stepped after
-    every update, so its rate may swing, or be over within the first epoch. "" for the schedules of the shelf."""
-    function = getattr(schedule, "lr_lambda", None)
-    shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
-    shelf = shelf or isinstance(schedule, Plateau)
-    if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
-        return ""
-    points = _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
-    names = ("at first", "after an epoch", "at the end")
-    rates = ", ".join(f"{rate:.3g} {name}" for (_, rate), name in zip(points, names, strict=False))
-    spans = {
-        name: value for name in _SPANS if isinstance(value := getattr(schedule, name, None), (int, list))
-    }
-    counts = ", ".join(f"{name}={value}" for name, value in spans.items())
-    hint = f" If {counts} counts epochs, multiply by {steps_per_epoch}." if counts else ""
-    often = f"{type(schedule).__name__} steps after every update, {steps_per_epoch} times an epoch"
-    return f"{often}{rates and ': '}{rates}.{hint}"
 
 
 def _copied(schedule: Any) -> Any:
@@ -310,7 +286,7 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     before = [point for point in saved["identity"]["rates"] if point[0] < step]
     if (state := saved.get("schedule")) and state.get("last_epoch") == step:
         before.append([step, state["last_lr"]])
-    after = _rates(schedule, [int(point[0]) for point in before])
+    after = rates_of(schedule, [int(point[0]) for point in before])
     most = max((abs(rate) for _, rate in before), default=0.0)
     for (at, was), (_, now) in zip(before, after, strict=False):
         # A cosine computed from rate to rate has the rounding error of its largest one.

@@ -1,5 +1,7 @@
 """The loop: what is told when, where it stops, and what it does with bad numbers."""
 
+import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,12 +11,13 @@ import pytest
 from paddle import nn
 
 from paddle_dp.assembly.assemble import TrainerBuilder
-from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.assembly.trainer import Trainer, schedule_line
 from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, LossError, UsageError
 from paddle_dp.learner import full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
+from paddle_dp.part import read_part
 from paddle_dp.train import Callback, Progress, Run
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every, Recompute
@@ -303,3 +306,25 @@ def test_a_frozen_weight_that_a_block_writes_is_named_where_micro_batches_interl
     assert "model.1.bias is written in the forward of a block" in sentence and "register_buffer" in sentence
     assert not named(2, 1, "model.1.bias") and not named(1, 4, "model.1.bias")
     assert not named(2, 4, "model.1.mean")  # an attribute of Python: backward has its value of then
+
+
+def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
+    lr = paddle.optimizer.lr
+    calls: list[int] = []
+
+    def remembers(update: int) -> float:
+        calls.append(update)
+        return 1.0 / len(calls)
+
+    for schedule, text in (
+        (lr.ExponentialDecay(0.1, 0.9), "ExponentialDecay .*: 0.1 at first, 0.00798 after an epoch, 3.59e-07 at the"),
+        (lr.MultiStepDecay(0.1, [2, 4]), r"If milestones=\[2, 4\] counts epochs, multiply by 24"),
+        (lr.LambdaDecay(0.1, remembers), "LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the"),
+        (lr.LambdaDecay(0.1, lambda update: random.random()), r"LambdaDecay steps after every .* an epoch\.$"),
+        (lr.MultiplicativeDecay(0.1, lambda epoch: 0.95), r"Decay steps after every update, 24 times an epoch\.$"),
+    ):  # fmt: skip
+        assert re.search(text, schedule_line(schedule, steps=120, steps_per_epoch=24))
+    assert calls == [0]  # by Paddle, when it was made
+    cosine = read_part("schedules", {"use": "cosine", "learning_rate": 0.1})
+    for quiet in (None, 0.1, cosine.build(steps=120, steps_per_epoch=24, batch=8)):
+        assert schedule_line(quiet, 120, 24) == ""

@@ -6,7 +6,6 @@ import importlib
 import json
 import linecache
 import os
-import random
 import re
 import shutil
 import sys
@@ -27,10 +26,9 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.identity.same_run import RULES, schedule_line
+from paddle_dp.identity.same_run import RULES
 from paddle_dp.identity.source_code import script_code
 from paddle_dp.mesh import join
-from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.schedules.cosine import Config
 from paddle_dp.train.callback import Callback
@@ -572,25 +570,3 @@ def test_a_resume_may_unfreeze_on_purpose(tmp_path: Path) -> None:
     before = model[0].weight.numpy()  # type: ignore[index]
     assert trainer.fit("4 steps").step == 4
     assert (model[0].weight.numpy() != before).all()  # type: ignore[index]
-
-
-def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
-    lr = paddle.optimizer.lr
-    calls: list[int] = []
-
-    def remembers(update: int) -> float:
-        calls.append(update)
-        return 1.0 / len(calls)
-
-    for schedule, text in (
-        (lr.ExponentialDecay(0.1, 0.9), "ExponentialDecay .*: 0.1 at first, 0.00798 after an epoch, 3.59e-07 at the"),
-        (lr.MultiStepDecay(0.1, [2, 4]), r"If milestones=\[2, 4\] counts epochs, multiply by 24"),
-        (lr.LambdaDecay(0.1, remembers), "LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the"),
-        (lr.LambdaDecay(0.1, lambda update: random.random()), r"LambdaDecay steps after every .* an epoch\.$"),
-        (lr.MultiplicativeDecay(0.1, lambda epoch: 0.95), r"Decay steps after every update, 24 times an epoch\.$"),
-    ):  # fmt: skip
-        assert re.search(text, schedule_line(schedule, steps=120, steps_per_epoch=24))
-    assert calls == [0]  # by Paddle, when it was made
-    cosine = read_part("schedules", {"use": "cosine", "learning_rate": 0.1})
-    for quiet in (None, 0.1, cosine.build(steps=120, steps_per_epoch=24, batch=8)):
-        assert schedule_line(quiet, 120, 24) == ""
