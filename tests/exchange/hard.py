@@ -10,10 +10,10 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.fleet.recompute import recompute
 
+from paddle_dp.axes.sharding.param_broadcast import ParamBroadcast
 from paddle_dp.exchange import buckets
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.exchange.param_broadcast import ParamBroadcast
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.gloo import install
 from paddle_dp.mesh import join

@@ -23,8 +23,8 @@ def test_buckets_have_the_sum_of_two_ranks_bit_by_bit(owners: bool) -> None:
 def trained(folder: str, overrides: list[str], travel: bool) -> tuple[dict[str, int], int]:
     """In a rank: trains over a slow link; without `travel`, every update waits for its values. Digests of the weights
     and of their averages, and in how many updates values still travelled when the forward began."""
+    from paddle_dp.axes.sharding.param_broadcast import AsyncParamBroadcast
     from paddle_dp.core.consistency import digests
-    from paddle_dp.exchange.param_broadcast import AsyncParamBroadcast
 
     os.environ |= {"SIM_BANDWIDTH": "2e6", "SIM_LATENCY": "1e-3"}
     begin, late = AsyncParamBroadcast.begin, []

@@ -14,6 +14,7 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddle_dp.axes.sharding.broadcasts import Broadcasts
+from paddle_dp.axes.sharding.param_broadcast import AsyncParamBroadcast, ParamBroadcast
 from paddle_dp.axes.sharding.pulled_params import Pull
 from paddle_dp.axes.sharding.stage3 import Stage3
 from paddle_dp.core.batch_norm import SyncBatchNorm, statistics
@@ -21,7 +22,6 @@ from paddle_dp.core.data_group import HCG, CommGroups
 from paddle_dp.core.optimizer import keep, parameters_of
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
-from paddle_dp.exchange.param_broadcast import AsyncParamBroadcast, ParamBroadcast
 from paddle_dp.learner.memory import states
 from paddle_dp.plan.memory import deal
 

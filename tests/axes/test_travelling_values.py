@@ -9,9 +9,9 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.axes.sharding import param_broadcast
+from paddle_dp.axes.sharding.param_broadcast import AsyncParamBroadcast
 from paddle_dp.core.data_group import CommGroups
-from paddle_dp.exchange import param_broadcast
-from paddle_dp.exchange.param_broadcast import AsyncParamBroadcast
 
 
 class Group:
