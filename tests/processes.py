@@ -77,7 +77,7 @@ def _by_a_library() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.endswith("paddle_dp/assembly/trial.py"):
+        if file.endswith("paddle_dp/assembly/sample_trial.py"):
             return True
         if file.endswith("paddle_dp/data/worker.py"):
             frame = frame.f_back

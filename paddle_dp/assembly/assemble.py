@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.assembly import trial
+from paddle_dp.assembly import sample_trial
 from paddle_dp.assembly.initial import initial_weights, other_settings
 from paddle_dp.batch import leaves, mapped
 from paddle_dp.certificate.certificate import CertificateWriter, with_proof
@@ -200,7 +200,7 @@ class TrainerBuilder:
             rank = 0 if self._scatters else self.mesh.readers[0]
             here = self._trial(task, loader, divided, config.chained) if self.mesh.rank == rank else None
             self.mesh.wait("the trial of the model")  # it may take longer than a collective waits
-            self._findings = trial.understood(self.mesh.gather(here)[rank])
+            self._findings = sample_trial.understood(self.mesh.gather(here)[rank])
         notes = self._findings
         written = self._written_in_blocks(task, notes.in_blocks)
         for setting, sentence in written.items() if self.mesh.is_main else ():
@@ -232,17 +232,21 @@ class TrainerBuilder:
             recipe = folder / f".trial.{os.getpid()}.yaml"
             write_recipe(self.setup.recipe, recipe)
             try:
-                return trial.in_process(recipe, divided, chained)
+                return sample_trial.in_process(recipe, divided, chained)
             finally:
                 recipe.unlink()
         data = loader.dataset.dataset if isinstance(loader.dataset, ReadByMain) else loader.dataset
         most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
-        first = trial.first_samples(loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed)
-        run = partial(trial.in_fork, task, first, divided, chained)
+        first = sample_trial.first_samples(
+            loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed
+        )
+        run = partial(sample_trial.in_fork, task, first, divided, chained)
         if self._identity is None:
             return run()
         sums = [checksum(array.numpy().tobytes()) for array in leaves([first.inputs, first.targets])]
-        return trial.once_a_job([self._identity, self.mesh.axes.as_dict(), sums, divided, chained], run)
+        return sample_trial.once_a_job(
+            [self._identity, self.mesh.axes.as_dict(), sums, divided, chained], run
+        )
 
     def _placed(self, task: Task) -> Learner:
         if task.full_model_reason and self.mesh.is_main:

@@ -97,11 +97,12 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
 
 
 def try_recipe() -> None:
-    """Tries a recipe's task in this process, which trains nothing, for ranks with accelerators (`assembly.trial`).
+    """Tries a recipe's task in this process, which trains nothing, for ranks with accelerators
+    (`assembly.sample_trial`).
 
     Its argument is JSON, [recipe, divided, chained]; the last line of its output has the findings as JSON.
     """
-    from paddle_dp.assembly import trial
+    from paddle_dp.assembly import sample_trial
     from paddle_dp.assembly.build import dataset, task
     from paddle_dp.checks.samplewise import SAMPLES
     from paddle_dp.recipe import read_recipe
@@ -109,8 +110,10 @@ def try_recipe() -> None:
     path, divided, chained = json.loads(sys.argv[1])
     recipe = read_recipe(Path(path), ["train.device=cpu"])
     data, most = dataset(recipe, "train"), min(recipe.train.batch, SAMPLES)
-    first = trial.first_samples(data, range(min(len(data), most)), recipe.train.seed)
-    answer = trial.answer_of(partial(trial.findings_of, task(recipe, 1, 1), first, divided, chained))
+    first = sample_trial.first_samples(data, range(min(len(data), most)), recipe.train.seed)
+    answer = sample_trial.answer_of(
+        partial(sample_trial.findings_of, task(recipe, 1, 1), first, divided, chained)
+    )
     print(f"\n{json.dumps(answer)}", flush=True)
 
 

@@ -17,8 +17,8 @@ from paddle import nn
 from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS
 from paddle_dp.batch import call
 from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.precision import cast, default_dtype, read_by
-from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.part.annotation import cut_entries
 
@@ -75,7 +75,7 @@ class CutCheck:
 
         Raises UsageError if a layer that `setting` has cut fails.
         """
-        with trial(model), default_dtype(read_by(model)), watched(model) as flow:
+        with extra_forwards(model), default_dtype(read_by(model)), watched(model) as flow:
             for layer in model.sublayers(include_self=True):
                 layer.training = False
             before = random_state()

@@ -19,7 +19,7 @@ from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision import cast, default_dtype, read_by
-from paddle_dp.core.trial import Result, TrialRunner
+from paddle_dp.core.process_runner import ProcessRunner, Result
 from paddle_dp.model.compiled import plain_forward
 
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
@@ -28,7 +28,7 @@ CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on a
 UNTRIED = "whether {} treats each sample alone: {}"
 
 
-def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
+def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = True) -> Sentences:
     """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
 
     Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked

@@ -19,8 +19,8 @@ from paddle_dp.core import first_not_finite
 from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.buffers import bits_of, from_bits
 from paddle_dp.core.consistency import digests
+from paddle_dp.core.extra_forwards import buffers_before, extra_forwards
 from paddle_dp.core.precision import NOTHING
-from paddle_dp.core.trial import buffers_before, trial
 from paddle_dp.model.compiled import layer_by_layer
 from paddle_dp.tensors import dtype_of
 
@@ -36,7 +36,7 @@ def find_not_finite(learner: Learner, batch: Batch) -> str:
     blocks = placed.names.blocks_of_layers()
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
         with (
-            trial(placed.model),
+            extra_forwards(placed.model),
             layer_by_layer(placed.model),
             learner.statistics.unchanged() if micro_batch.is_dummy else NOTHING,
             outputs.watched(placed.named_layers(), blocks, number, placed.rank_local_layers),

@@ -27,9 +27,10 @@ from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout.uncaught import DrawMonitor
+from paddle_dp.core.extra_forwards import random_state
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.precision import MixedPrecision
-from paddle_dp.core.trial import Result, TrialRunner, random_state
+from paddle_dp.core.process_runner import ProcessRunner, Result
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.learner.learner import Learner
@@ -86,7 +87,7 @@ def is_known(loss: Loss) -> bool:
 
 
 def findings(
-    task: Task, first: MicroBatch, run_trial: TrialRunner, splits_batch: bool, chained: str = ""
+    task: Task, first: MicroBatch, run_trial: ProcessRunner, splits_batch: bool, chained: str = ""
 ) -> Findings:
     """Tries a task on the samples of `first`; `splits_batch`: ranks, or copies, read different samples.
 
@@ -139,7 +140,7 @@ def _add(report: Findings, sentences: Sentences) -> None:
 class _Trial:
     """Runs a learner of the whole model on its first samples. If a run fails, the result is reported as unknown."""
 
-    def __init__(self, learner: Learner, first: MicroBatch, run_trial: TrialRunner):
+    def __init__(self, learner: Learner, first: MicroBatch, run_trial: ProcessRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
         self._run_trial = run_trial
         self._batch = Batch((), first.samples, 0, 0)

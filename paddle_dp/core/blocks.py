@@ -23,8 +23,9 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import call
+from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.precision import cast, default_dtype, read_by
-from paddle_dp.core.trial import TrialRunner, here, random_state, trial
+from paddle_dp.core.process_runner import ProcessRunner, in_this_process
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import block_table_of, matching
 
@@ -150,7 +151,10 @@ def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
 
 
 def check_chain(
-    model: nn.Layer, samples: Callable[[], Any] | None, setting: str, run_trial: TrialRunner = here
+    model: nn.Layer,
+    samples: Callable[[], Any] | None,
+    setting: str,
+    run_trial: ProcessRunner = in_this_process,
 ) -> None:
     """Raises UsageError unless the model's forward equals its blocks one after another, compared on a few samples.
 
@@ -173,7 +177,7 @@ def _outputs_of(
     model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: str, training: bool, alone: bool
 ) -> dict[str, Any]:
     """The outputs of the model's forward or, with `alone`, of its blocks one after another."""
-    with trial(model, *blocks), default_dtype(read_by(model)):
+    with extra_forwards(model, *blocks), default_dtype(read_by(model)):
         hooks = _refuse_draws(model, blocks, setting)
         try:
             for layer in [*model.sublayers(include_self=True), *blocks]:

@@ -21,7 +21,7 @@ from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import LossScale, MixedPrecision
-from paddle_dp.core.trial import buffers_before
+from paddle_dp.core.extra_forwards import buffers_before
 from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState

@@ -17,8 +17,8 @@ from paddle import nn
 
 from paddle_dp.batch import call, leaves
 from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms
+from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.lora import adapted_layers
-from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.units import Recompute
 
@@ -75,7 +75,7 @@ def compiled(
     if samples is None:
         return
     try:
-        with trial(model), paddle.enable_grad():
+        with extra_forwards(model), paddle.enable_grad():
             inputs = samples()
             call(model, inputs, plain_forward(model))
         _compare_with_layers(model, inputs)
@@ -92,9 +92,9 @@ def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
     """Raises UsageError if the traced program, called again, has other outputs or fewer gradients than the layers:
     values computed in Python stay as they were traced, and Paddle's while loop gives no gradients (3.3.1)."""
     before = random_state()
-    with trial(model), paddle.enable_grad():  # both start from the same buffers and random numbers
+    with extra_forwards(model), paddle.enable_grad():  # both start from the same buffers and random numbers
         program, learned = _outputs_and_gradients(model, inputs)
-    with trial(model), paddle.enable_grad(), layer_by_layer(model):
+    with extra_forwards(model), paddle.enable_grad(), layer_by_layer(model):
         layers, layer_gradients = _outputs_and_gradients(model, inputs)
         draws = random_state() != before
     if lacking := [name for name in layer_gradients if name not in learned]:

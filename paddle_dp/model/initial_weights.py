@@ -27,9 +27,9 @@ from paddle.utils import unique_name
 
 from paddle_dp.batch import call
 from paddle_dp.core.blocks import elements_of
+from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.placement import Shard
 from paddle_dp.core.precision import cast, default_dtype, read_by
-from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import PaddleDPError
 
 Initializer = Callable[[Any, Any], Any]
@@ -369,7 +369,7 @@ def is_lendable(model: nn.Layer, samples: Callable[[], Any] | None) -> bool:
         return True
     try:
         dtype = read_by(model)
-        with trial_weights(model), trial(model), default_dtype(dtype):
+        with trial_weights(model), extra_forwards(model), default_dtype(dtype):
             call(model, cast(samples(), dtype), model.forward)
     except Exception:  # noqa: BLE001 - an error with another cause is raised again later
         return False

@@ -15,8 +15,8 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
-from paddle_dp.assembly import trial
-from paddle_dp.assembly.trial import ForkRunner, in_fork, understood
+from paddle_dp.assembly import sample_trial
+from paddle_dp.assembly.sample_trial import ForkRunner, in_fork, understood
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks import samplewise
 from paddle_dp.checks.model_mixing import mixing
@@ -442,7 +442,7 @@ def test_a_trial_leaves_no_trace_in_this_process() -> None:
 def test_a_trial_that_fails_is_a_sentence(
     end: Any, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SECONDS", seconds)
+    monkeypatch.setattr(sample_trial, "SECONDS", seconds)
     model = network()
     model.register_forward_pre_hook(lambda *_: end())
     found = tried(cross_entropy(), model)
@@ -475,5 +475,5 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
 
 @pytest.mark.processes
 def test_a_trial_that_takes_too_long_names_its_own_limit() -> None:
-    with pytest.raises(trial.TrialError, match=r"it takes longer than 0\.2 s"):
+    with pytest.raises(sample_trial.TrialError, match=r"it takes longer than 0\.2 s"):
         ForkRunner(0.2)(lambda: time.sleep(60))

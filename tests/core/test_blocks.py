@@ -6,7 +6,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from paddle_dp.assembly.trial import ForkRunner
+from paddle_dp.assembly.sample_trial import ForkRunner
 from paddle_dp.axes.meta_init import anatomy
 from paddle_dp.batch import call
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table, outside, settle

@@ -14,8 +14,8 @@ from paddle import nn
 from paddle_dp.batch import call
 from paddle_dp.core.dropout import install
 from paddle_dp.core.dropout.scope import Scope
+from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.core.precision import default_dtype, read_by
-from paddle_dp.core.trial import trial
 from paddle_dp.errors import UsageError
 
 Chain = tuple[str, ...]
@@ -168,7 +168,7 @@ def outputs_of(model: nn.Layer, inputs: Any, traces: Sequence[BranchTrace]) -> l
     draws."""
     install()
     for training in (True, False) if traces else (False,):
-        with trial(model), default_dtype(read_by(model)):
+        with extra_forwards(model), default_dtype(read_by(model)):
             for layer in model.sublayers(include_self=True):
                 layer.training = layer.training and training
             notes = [(trace, list[Any](), list[Any]()) for trace in traces] if not training else []

@@ -27,7 +27,7 @@ from paddle_dp import errors
 from paddle_dp.batch import MicroBatch, mapped
 from paddle_dp.checks.samplewise import Findings, findings
 from paddle_dp.core.memory_error import memory_error
-from paddle_dp.core.trial import Result
+from paddle_dp.core.process_runner import Result
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.learner import Task
@@ -44,7 +44,7 @@ class TrialError(Exception):
 
 
 class ForkRunner:
-    """Runs functions in forks of this process, for `seconds` in all: see `core.trial.ForkRunner`.
+    """Runs functions in forks of this process, for `seconds` in all: a `core.process_runner.ProcessRunner`.
 
     Raises LossError and UsageError as the function does, and TrialError for any other failure of the fork.
     """

@@ -1,4 +1,4 @@
-"""Trials of a model before a training, in a separate process, and additional forwards that leave no trace."""
+"""Extra forwards of a model, which leave no trace: what they change is restored."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from paddle import nn
 
 from paddle_dp.core.batch_norm import statistics
 
-Result = dict[str, Any]
-"""JSON values; under "arrays", a list of NumPy arrays."""
-TrialRunner = Callable[[Callable[[], Result]], Result]
-"""Runs a function in a separate process, which starts with this one's state, and returns its result
-(`train.trial.TrialRunner`)."""
-
-
-def here(function: Callable[[], Result]) -> Result:
-    """Runs the function in this process: a `TrialRunner` for functions with lasting effects."""
-    return function()
-
 
 def random_state() -> list[Any]:
     """Compares equal as long as nothing was drawn from Paddle's generators, and none was set."""
@@ -29,8 +18,8 @@ def random_state() -> list[Any]:
 
 
 @contextmanager
-def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
-    """Wraps forwards without gradients: restores modes, buffers, running statistics and Paddle's generators.
+def extra_forwards(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
+    """Wraps extra forwards, without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
     `more`: layers with further modes to restore. It copies no parameters and no attributes, so it is cheap for large
     models.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.assembly.trial import RECORD, once_a_job
+from paddle_dp.assembly.sample_trial import RECORD, once_a_job
 
 Tried = Callable[..., tuple[dict[str, Any], bool]]
 DONE = {"differences": ["a sentence"], "lendable": True}
