@@ -61,12 +61,16 @@ def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
 
 
 def load_optimizer(
-    optimizer: Any, named_parameters: Named, read: Callable[[str], np.ndarray], names: Collection[str]
+    optimizer: Any,
+    named_parameters: Named,
+    read: Callable[[str, paddle.Tensor], np.ndarray],
+    names: Collection[str],
 ) -> None:
-    """Loads the state `read(name)` of all `names` that belong to this optimizer.
+    """Loads the state `read(name, tensor)` of all `names` that belong to this optimizer.
 
-    `read` returns this rank's part, in the tensor's shape. A parameter without a saved state has none afterwards. The
-    next step is bitwise the saved optimizer's. Raises CheckpointError for the state of another optimizer or model.
+    `read` returns this rank's part of it, in the shape of `tensor`, which is to hold it. A parameter without a saved
+    state has none afterwards. The next step is bitwise the saved optimizer's. Raises CheckpointError for the state of
+    another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
@@ -82,7 +86,7 @@ def load_optimizer(
     for name in sorted(tensors.keys() - saved):
         raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
     for name, tensor in tensors.items():
-        array = read(name)
+        array = read(name, tensor)
         if array.dtype == np.float32 and dtype_of(tensor) == "float64":  # a proof continues in float64
             array = array.astype("float64")
         put(tensor, array, name)

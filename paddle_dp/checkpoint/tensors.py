@@ -106,12 +106,7 @@ def fill(
     was changed, float64 loads into float32, rounded, and float32 into float64. Raises CheckpointError for another shape
     or any other dtype.
     """
-    full_shape = tuple(tensor.shape if global_shape is None else global_shape)
-    if checkpoint.shape(name) != full_shape:
-        raise CheckpointError(
-            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(full_shape)} in this model: "
-            f"the checkpoint is of another model, or of other settings of it."
-        )
+    check_shape(checkpoint, name, tuple(tensor.shape if global_shape is None else global_shape))
     saved, expected = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
     if expected in ("float32", "float64") and saved in ("bfloat16", "float16"):
@@ -123,6 +118,15 @@ def fill(
     if saved != expected:
         raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
     put(tensor, array, name)
+
+
+def check_shape(checkpoint: WeightSource, name: str, shape: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless `name` of the checkpoint has this shape."""
+    if checkpoint.shape(name) != shape:
+        raise CheckpointError(
+            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(shape)} in this model: "
+            f"the checkpoint is of another model, or of other settings of it."
+        )
 
 
 def put(tensor: paddle.Tensor, array: np.ndarray, name: str) -> None:

@@ -13,7 +13,7 @@ from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.shards import Box, ShardInfo
-from paddle_dp.checkpoint.tensors import HostMemory, Room, fill, tensor_shard
+from paddle_dp.checkpoint.tensors import HostMemory, Room, check_shape, fill, tensor_shard
 from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
@@ -313,11 +313,12 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Loads the optimizer states of the parameters that this rank updates."""
     named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
 
-    def read(name: str) -> Any:
-        parameter = named[_parameter(name)]
-        placement, shape = learner.placed.placements.placement_of(parameter), tuple(parameter.shape)
-        if checkpoint.shape(name) != placement.global_shape(shape):
-            return checkpoint.read(name)  # not split, such as a step count
+    def read(name: str, tensor: Any) -> Any:
+        placement, shape = (
+            learner.placed.placements.placement_of(tensor, named[_parameter(name)]),
+            tensor.shape,
+        )
+        check_shape(checkpoint, name, placement.global_shape(shape))
         return checkpoint.read(name, placement.offset(shape), shape)
 
     local_names = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]

@@ -56,7 +56,7 @@ def _carry_over(net, optimizer, made, folder):
     twin, other = _net_and_optimizer(made)
     twin.set_state_dict(net.state_dict())
     other._learning_rate.set_state_dict(optimizer._learning_rate.state_dict())
-    load_optimizer(other, twin.named_parameters(), opened.read, opened.names)
+    load_optimizer(other, twin.named_parameters(), lambda name, tensor: opened.read(name), opened.names)
     return twin, other
 
 
@@ -93,7 +93,7 @@ def test_a_second_load_into_a_running_optimizer(tmp_path):
     twin, other = _carry_over(net, optimizer, MADE["adamw"], tmp_path)
     _train(twin, other, range(5))
     live = optimizer_tensors(optimizer, net.named_parameters())
-    load_optimizer(other, twin.named_parameters(), lambda name: live[name].numpy(), list(live))
+    load_optimizer(other, twin.named_parameters(), lambda name, tensor: live[name].numpy(), list(live))
     twin.set_state_dict(net.state_dict())
     _assert_equal(net, optimizer, twin, other)
 
@@ -106,7 +106,7 @@ def test_a_second_load_from_before_a_parameters_first_gradient(tmp_path, made):
     twin, other = _carry_over(net, optimizer, made, tmp_path)
     _train(twin, other, range(5))
     live = optimizer_tensors(optimizer, net.named_parameters())
-    load_optimizer(other, twin.named_parameters(), lambda name: live[name].numpy(), list(live))
+    load_optimizer(other, twin.named_parameters(), lambda name, tensor: live[name].numpy(), list(live))
     twin.set_state_dict(net.state_dict())
     _assert_equal(net, optimizer, twin, other)
     other._learning_rate.set_state_dict(optimizer._learning_rate.state_dict())
@@ -152,7 +152,7 @@ def test_another_shape_is_refused_and_a_parameter_that_the_model_does_not_name()
     _train(net, optimizer, range(1))
     names = list(optimizer_tensors(optimizer, net.named_parameters()))
     with pytest.raises(CheckpointError, match=r"velocity is float32 \[1\] in the checkpoint"):
-        load_optimizer(optimizer, net.named_parameters(), lambda name: np.zeros(1, "f4"), names)
+        load_optimizer(optimizer, net.named_parameters(), lambda name, tensor: np.zeros(1, "f4"), names)
     with pytest.raises(CheckpointError, match="belongs to none of the model's parameters"):
         optimizer_tensors(optimizer, list(net.named_parameters())[:2])
 
@@ -185,7 +185,7 @@ def test_the_master_weight_of_a_bfloat16_parameter_goes_on_bitwise():
         and live["optimizer/w/master_weight"].dtype == paddle.float32
     )
     twin.w.set_value(layer.w.numpy())
-    load_optimizer(its, twin.named_parameters(), lambda name: live[name].numpy(), list(live))
+    load_optimizer(its, twin.named_parameters(), lambda name, tensor: live[name].numpy(), list(live))
     for _ in range(3):
         _low_precision_step(layer, mine)
         _low_precision_step(twin, its)
@@ -204,7 +204,7 @@ def test_accumulators_of_a_master_weight_carry_the_parameters_name(kind):
     )
     values = {f"optimizer/w/{a}": np.full([1] if "pow" in a else [3, 2], 7, "f4") for a in accumulators}
     values["optimizer/w/master_weight"] = np.full([3, 2], 8, "f4")
-    load_optimizer(optimizer, layer.named_parameters(), values.__getitem__, list(values))
+    load_optimizer(optimizer, layer.named_parameters(), lambda name, tensor: values[name], list(values))
     tensors = optimizer_tensors(optimizer, layer.named_parameters())
     assert {name: tensor.numpy().max() for name, tensor in tensors.items()} == {
         name: array.max() for name, array in values.items()

@@ -214,9 +214,9 @@ def resumes_with_the_neighbours_momentum(load, optimizer, named, read, shares):
     """A resumed run gives two weights of one shape each other's momentum."""
     names = {"body.2.weight": "body.4.weight", "body.4.weight": "body.2.weight"}
 
-    def other(name):
+    def other(name, tensor):
         kind, owner, state = name.split("/")
-        return read("/".join((kind, names.get(owner, owner), state)))
+        return read("/".join((kind, names.get(owner, owner), state)), tensor)
 
     load(optimizer, named, other, shares)
 
