@@ -30,6 +30,7 @@ from paddle_dp.checkpoint.shards import (
     read_rank_file,
 )
 from paddle_dp.checkpoint.tensor_file import TensorInfo, read_header, read_rows
+from paddle_dp.checkpoint.tensors import box_at
 from paddle_dp.errors import CheckpointError, similar
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Checkpoint:
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         """Reads a box of a tensor (default: the whole) into a new array, from all shards that overlap it."""
         shards = self._shards_of(name)
-        target = self._box(shards[0], offset, shape)
+        target = box_at(self, name, offset, shape)
         takes, _ = assemble(target, [shard.box for shard in shards])
         if len(takes) == 1:  # one shard holds the whole box, which saves a copy
             array = self._slice(shards[takes[0][0]], target)
@@ -150,21 +151,6 @@ class Checkpoint:
         rows = read_rows(path, self._info(shard), cut[0] if cut else None)
         columns = (slice(None), *cut[1:])
         return rows[columns] if cut else rows
-
-    def _box(self, shard: ShardInfo, offset: Dims, shape: Dims) -> Box:
-        start = tuple(offset) if offset is not None else (0,) * len(shard.global_shape)
-        size = (
-            tuple(shape)
-            if shape is not None
-            else tuple(n - o for n, o in zip(shard.global_shape, start, strict=False))
-        )
-        box = Box(start, size)
-        legal = len(start) == len(size) == len(shard.global_shape) and min((*start, *size), default=0) >= 0
-        if not legal or any(stop > n for stop, n in zip(box.stop, shard.global_shape, strict=True)):
-            raise CheckpointError(
-                f"{shard.name} is {shard.global_shape} in {self.folder}: it has no part at {start} of {size}."
-            )
-        return box
 
     def _info(self, shard: ShardInfo) -> TensorInfo:
         return self._headers[shard.rank][shard.key]

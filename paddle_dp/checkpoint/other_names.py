@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import Dims, box_at
+from paddle_dp.checkpoint.shards import Dims
 from paddle_dp.checkpoint.source import Opened
-from paddle_dp.checkpoint.tensors import WeightSource
+from paddle_dp.checkpoint.tensors import WeightSource, box_at
 from paddle_dp.errors import UsageError, did_you_mean, similar
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Translated:
         return self._source.dtype(self._origins[name].names[0])
 
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
-        box = box_at(offset, shape, self.shape(name))
+        box = box_at(self, name, offset, shape)
         return self._origins[name].read(self._source, box.offset, box.shape)
 
 

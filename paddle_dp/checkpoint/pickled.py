@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import DTYPES, Dims, box_at
+from paddle_dp.checkpoint.shards import DTYPES, Dims
+from paddle_dp.checkpoint.tensors import box_at
 from paddle_dp.errors import CheckpointError
 from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, PickleMachine, PickleName, expect
 
@@ -96,7 +97,7 @@ class PickledFile:
 
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         tensor = self._numbers[name]
-        box = box_at(offset, shape, tensor.shape)
+        box = box_at(self, name, offset, shape)
         if tensor.array is not None:
             return tensor.array[box.slices].copy()
         kind = np.dtype(DTYPES[tensor.dtype][1])

@@ -93,11 +93,6 @@ def full_box(shape: Iterable[int]) -> Box:
     return Box((0,) * len(shape), shape)
 
 
-def box_at(offset: Dims, shape: Dims, full_shape: Ints) -> Box:
-    """The box of this shape at `offset`: by default the whole tensor, of `full_shape`."""
-    return Box(tuple(offset or (0,) * len(full_shape)), tuple(full_shape if shape is None else shape))
-
-
 def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
     """Covers `target` with parts of `boxes`, each element once. Returns [(index of the box, part)] and the missing
     parts."""

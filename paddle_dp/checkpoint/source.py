@@ -20,9 +20,9 @@ from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
-from paddle_dp.checkpoint.shards import Dims, box_at
+from paddle_dp.checkpoint.shards import Dims
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
-from paddle_dp.checkpoint.tensors import WeightSource
+from paddle_dp.checkpoint.tensors import WeightSource, box_at
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
 
 _MODEL, _EMA = "model/", "ema/"
@@ -104,7 +104,7 @@ class SafetensorsFile:
 
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         info = self._infos[name]
-        slices = box_at(offset, shape, info.shape).slices
+        slices = box_at(self, name, offset, shape).slices
         columns = (slice(None), *slices[1:])
         rows = read_rows(self._file, info, slices[0] if slices else None)
         return np.ascontiguousarray(rows[columns]) if slices else rows

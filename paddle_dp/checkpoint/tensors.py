@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import DTYPES, Dims, TensorShard
+from paddle_dp.checkpoint.shards import DTYPES, Box, Dims, TensorShard
 from paddle_dp.errors import CheckpointError
 from paddle_dp.tensors import bytes_of, dtype_of, nbytes, widened
 
@@ -67,6 +67,18 @@ class WeightSource(Protocol):
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         """Reads the box of this shape at `offset` (default: the whole tensor) as a new array; bfloat16 as uint16."""
         ...
+
+
+def box_at(source: WeightSource, name: str, offset: Dims, shape: Dims) -> Box:
+    """The box of this shape at `offset` of the tensor `name`: by default from its first to its last element. Raises
+    CheckpointError if there is no such box."""
+    full = source.shape(name)
+    start = (0,) * len(full) if offset is None else tuple(offset)
+    size = tuple(n - o for n, o in zip(full, start, strict=False)) if shape is None else tuple(shape)
+    legal = len(start) == len(size) == len(full) and min((*start, *size), default=0) >= 0
+    if not legal or any(o + n > length for o, n, length in zip(start, size, full, strict=True)):
+        raise CheckpointError(f"{name} is {full} in {source.folder}: it has no part at {start} of {size}.")
+    return Box(start, size)
 
 
 def tensor_shard(

@@ -17,10 +17,10 @@ from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, Origin, Tran
 from paddle_dp.checkpoint.peft import CONFIG as ADAPTER_CONFIG
 from paddle_dp.checkpoint.peft import WEIGHTS as ADAPTER
 from paddle_dp.checkpoint.peft import A, B, peft_config, peft_origins
-from paddle_dp.checkpoint.shards import DTYPES, Dims, box_at
+from paddle_dp.checkpoint.shards import DTYPES, Dims
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
-from paddle_dp.checkpoint.tensors import WeightSource
+from paddle_dp.checkpoint.tensors import WeightSource, box_at
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.errors import CheckpointError, ExportError, UsageError
 from paddle_dp.export.target import INFO, check_target, new_export
@@ -86,7 +86,7 @@ class Shards:
 
     def read(self, name: str, offset: Dims = None, shape: Dims = None) -> np.ndarray:
         array = self._shards[name].array
-        return array[box_at(offset, shape, array.shape).slices].copy()
+        return array[box_at(self, name, offset, shape).slices].copy()
 
 
 def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
