@@ -31,7 +31,7 @@ from paddle_dp.data.sample import name, read_sample
 from paddle_dp.errors import PaddleDPError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import total_parameters
+from paddle_dp.plan.layout import total_parameters
 from paddle_dp.recipe import Recipe, read_recipe
 
 MAX_PARAMETERS = 30_000_000  # parameters of a model that is built and run: 120 MB in float32

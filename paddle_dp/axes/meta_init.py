@@ -19,7 +19,7 @@ from paddle_dp.model.initial_weights import draw, initial_weights, without_memor
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
-from paddle_dp.plan.rank_memory import Weight
+from paddle_dp.plan.layout import Weight
 
 UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {
     "rowwise": ("bias", lora.B)

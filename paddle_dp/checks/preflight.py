@@ -28,7 +28,7 @@ from paddle_dp.model.compiled import check_compiles
 from paddle_dp.model.recompute import check_recompute
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import cut_entries
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.layout import Layout
 from paddle_dp.recipe import Recipe
 
 Built = TypeVar("Built")

@@ -16,12 +16,12 @@ from paddle_dp.core import gradients
 from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import check_gradients, check_sound
+from paddle_dp.core.extra_forwards import buffers_before
 from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import LossScale, MixedPrecision
-from paddle_dp.core.extra_forwards import buffers_before
 from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
@@ -205,7 +205,9 @@ class Learner:
         Collective."""
         known = counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
-        exchange.begin_update(self.rate.steps + 1, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
+        exchange.begin_update(
+            self.rate.steps + 1, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor
+        )
         local_sums, counted = self.run(batch, divisor, exchange, collect)
         heartbeat.enter("exchange")
         missing = exchange.finish()
@@ -325,7 +327,9 @@ class Learner:
         """Multiplies the exchanged gradients once, by all factors that make them one process's. False if they
         overflowed float16 and must not be used. Collective."""
         factor = divisor / count  # backwards divided by the former, before the latter was known
-        factor *= self.exchange.mean_over if self.mixed.low else 1  # undoes the exchange's mean (`BatchRunner._factor`)
+        factor *= (
+            self.exchange.mean_over if self.mixed.low else 1
+        )  # undoes the exchange's mean (`BatchRunner._factor`)
         scale = self.mixed.scale
         self.unscaled_by = factor = factor / (1.0 if scale is None else scale.scale)
         usable = scale is None or self._fit_into_float16(scale)

@@ -23,7 +23,7 @@ from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
-    from paddle_dp.plan.rank_memory import Layout
+    from paddle_dp.plan.layout import Layout
     from paddle_dp.recipe import Recipe
 
 

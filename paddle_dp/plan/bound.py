@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paddle_dp.plan.layout import Sent, When
 from paddle_dp.plan.pipeline_schedule import Kind, Schedule, Work, orders, timeline
-from paddle_dp.plan.rank_memory import Sent, When
 from paddle_dp.units import LinkSpeed
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.devices import Device
+from paddle_dp.plan.layout import Layout, ReduceDtype
 from paddle_dp.plan.legal import Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.pipeline_schedule import Schedule, stage_bounds
-from paddle_dp.plan.rank_memory import Layout, ReduceDtype
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.plan.workload import Workload, device_columns
 from paddle_dp.units import Recompute

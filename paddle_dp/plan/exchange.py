@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from math import prod
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
-from paddle_dp.plan.pipeline_schedule import Kind
-from paddle_dp.plan.rank_memory import (
+from paddle_dp.plan.layout import (
     Blocks,
     Layout,
     Payload,
@@ -45,6 +44,7 @@ from paddle_dp.plan.rank_memory import (
     layers,
     owned,
 )
+from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.sharded import travels
 
 

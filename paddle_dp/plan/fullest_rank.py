@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from paddle_dp.plan.activations import ActivationFormat, Tokens, activation_bytes, in_flight
 from paddle_dp.plan.candidates import Candidate, Numerics
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, distinct
 from paddle_dp.plan.memory import state_bytes
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.units import Recompute

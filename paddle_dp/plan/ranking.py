@@ -16,8 +16,8 @@ from paddle_dp.plan.devices import Device
 from paddle_dp.plan.error_bars import BARS, STAGE3, TIE, BarClass, bar_class
 from paddle_dp.plan.fullest_rank import TIGHT, USABLE_MEMORY, FullestRank, RankBytes
 from paddle_dp.plan.kernel_time import SHEET, Rates
+from paddle_dp.plan.layout import Blocks
 from paddle_dp.plan.legal import Shape
-from paddle_dp.plan.rank_memory import Blocks
 from paddle_dp.plan.step_time import StepTime, step_time
 from paddle_dp.plan.traced_model import TracedModel, traced_step_time
 from paddle_dp.plan.transformer import Transformer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.plan.rank_memory import Blocks, Weight
+from paddle_dp.plan.layout import Blocks, Weight
 
 NEAR = 0.01  # a block's matrices may differ from the formula by so much: biases are no matrices, small gates may be
 

@@ -90,7 +90,9 @@ def place_alone(
     )
 
 
-def gradients_of_share(learner: Learner, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
+def gradients_of_share(
+    learner: Learner, batch: Batch, collect: bool
+) -> tuple[float, dict[str, float] | None]:
     """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncWorker`. Returns the number
     that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
     from paddle_dp.core import gradients

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory
 from paddle_dp.units import Every, Recompute
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
+from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.plan.memory import factors, is_worthwhile
-from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Bytes, Compress, Recompute
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.layout import Layout, ReduceDtype, width_of
 from paddle_dp.plan.pipeline_schedule import Schedule
-from paddle_dp.plan.rank_memory import Layout, ReduceDtype, width_of
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 

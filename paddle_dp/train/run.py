@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.layout import Layout
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint

@@ -21,7 +21,7 @@ from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Wire, bound
 from paddle_dp.plan.exchange import sent
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, rank_memories, total_parameters
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, Sent, rank_memories, total_parameters
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, duration, plural

@@ -14,8 +14,8 @@ from paddle_dp.plan.activations import ActivationFormat
 from paddle_dp.plan.bound import WorkOrder
 from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.fullest_rank import USABLE_MEMORY, rank_activations
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, rank_memories
 from paddle_dp.plan.memory import Widths, states_of
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe

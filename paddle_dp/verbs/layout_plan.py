@@ -22,10 +22,10 @@ from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.devices import Device, used_cards
 from paddle_dp.plan.error_bars import BARS, RUNS, STAGE3, TIE
 from paddle_dp.plan.kernel_time import SHEET, Rates
+from paddle_dp.plan.layout import Layout, total_parameters
 from paddle_dp.plan.legal import Shape
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.probe import Probe
-from paddle_dp.plan.rank_memory import Layout, total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
 from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.recipe import Recipe, read_recipe

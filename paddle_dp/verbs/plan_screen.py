@@ -9,7 +9,7 @@ from textwrap import wrap
 from paddle_dp.plan.candidates import Candidate
 from paddle_dp.plan.error_bars import BARS, NARROW, RUNS, STAGE3, TIE
 from paddle_dp.plan.fullest_rank import TIGHT, USABLE_MEMORY
-from paddle_dp.plan.rank_memory import total_parameters
+from paddle_dp.plan.layout import total_parameters
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer

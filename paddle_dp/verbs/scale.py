@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.fullest_rank import USABLE_MEMORY
+from paddle_dp.plan.layout import rank_memories
 from paddle_dp.plan.probe import Probe, ProductTiming, Timing
-from paddle_dp.plan.rank_memory import rank_memories
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural

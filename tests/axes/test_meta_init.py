@@ -10,7 +10,7 @@ from paddle_dp.learner import Task
 from paddle_dp.mesh import join
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import Layout, total_parameters
+from paddle_dp.plan.layout import Layout, total_parameters
 from tests.ranks import run_ranks
 
 SMALL = {"vocab": 32, "width": 16, "depth": 4, "heads": 4, "length": 8}

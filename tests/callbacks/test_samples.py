@@ -16,7 +16,7 @@ import pytest
 
 from paddle_dp.callbacks import _gallery, dashboard, samples, tensorboard
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.layout import Layout
 from paddle_dp.train import Callback, Run
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
 from paddle_dp.units import Every

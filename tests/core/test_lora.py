@@ -21,7 +21,7 @@ from paddle_dp.export.export import export
 from paddle_dp.mesh import join
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.model.compiled import compiled
-from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.recipe import read_recipe
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights

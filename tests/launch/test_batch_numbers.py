@@ -15,7 +15,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.part import lazily
 from paddle_dp.plan.fullest_rank import USABLE_MEMORY
-from paddle_dp.plan.rank_memory import Weight, rank_memories
+from paddle_dp.plan.layout import Weight, rank_memories
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.verbs.forecast import activations, fitting, layout_of, sizes_of
 

@@ -21,7 +21,7 @@ from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.model.compiled import check_compiles, compiled, is_compiled, layer_by_layer
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.layout import Layout
 from paddle_dp.recipe import Precision
 from paddle_dp.strategies.data_parallel import Config as DataParallel
 from paddle_dp.units import Recompute

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
-from paddle_dp.plan.rank_memory import Sent
+from paddle_dp.plan.layout import Sent
 
 COMPUTE = Compute(forward=2.0, backward=4.0)  # seconds; the link carries 1 byte a second
 

@@ -6,8 +6,8 @@ import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
+from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.units import Recompute

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paddle_dp.part import read_part
+from paddle_dp.plan.layout import Weight
 from paddle_dp.plan.memory import Widths, flat_gradient_bytes, inbound_bytes
-from paddle_dp.plan.rank_memory import Weight
 
 # A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.
 WEIGHTS = [

@@ -24,9 +24,9 @@ from paddle_dp.plan.candidates import (
 from paddle_dp.plan.devices import DEVICES
 from paddle_dp.plan.error_bars import BARS, TIE, bar_class
 from paddle_dp.plan.fullest_rank import USABLE_MEMORY, FullestRank
+from paddle_dp.plan.layout import Weight, rank_memories
 from paddle_dp.plan.legal import Anatomy, Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, Planner, is_foretold
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.transformer import Transformer, transformer

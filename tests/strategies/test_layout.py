@@ -10,7 +10,7 @@ import pytest
 from paddle_dp.exchange.roundings import DIGITS, is_narrower
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import Layout, ReduceDtype
+from paddle_dp.plan.layout import Layout, ReduceDtype
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.strategies.hybrid import Config as Hybrid

@@ -13,8 +13,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
+from paddle_dp.plan.layout import Weight, rank_memories
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Weight, rank_memories
 from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.strategies.parameter_server.served import ServedPlacement
 from tests.parity import assert_same, assert_same_weights, train, train_each, truth

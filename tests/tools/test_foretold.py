@@ -16,8 +16,8 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, sent
+from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.plan.legal import layouts
-from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.units import Recompute
 from tools.benchmark import foretold

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paddle_dp.plan.layout import Blocks, Layout, Weight, layer_loads, layers
 from paddle_dp.plan.pipeline_schedule import Kind
-from paddle_dp.plan.rank_memory import Blocks, Layout, Weight, layer_loads, layers
 from paddle_dp.plan.sharded import chunks, travels
 
 Passes = Sequence[tuple[Kind, Sequence[int]]]  # each forward and backward, through these blocks

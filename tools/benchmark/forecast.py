@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
-from paddle_dp.plan.rank_memory import Blocks, Layout, Sent
+from paddle_dp.plan.layout import Blocks, Layout, Sent
 
 MOST = 30_000  # ranks × blocks × micro-batches: a play of a few seconds
 # The ends of names of tables that tokens or positions look up.

@@ -21,8 +21,8 @@ from paddle_dp.exchange.buckets import LARGEST, MIN_BUCKETS, SMALLEST
 from paddle_dp.mesh.degrees import REPLICA_AXES
 from paddle_dp.plan.bound import Compute
 from paddle_dp.plan.exchange import Between
+from paddle_dp.plan.layout import Blocks, Layout, Weight, distinct_weights, owned
 from paddle_dp.plan.pipeline_schedule import Work, orders
-from paddle_dp.plan.rank_memory import Blocks, Layout, Weight, distinct_weights, owned
 from tools.benchmark.fetched_weights import Use, is_recomputed, uses
 from tools.benchmark.forecast import block_shares
 from tools.benchmark.link_events import Key, Kind, Link, Op, Play, Transfer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, Weight
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, Sent, Weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import axes_gradients
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, distinct_weights, on_rank
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, Sent, distinct_weights, on_rank
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, Sent, distinct
 from paddle_dp.plan.memory import StateBytes, inbound_bytes, owned_sizes, owners
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, Sent, distinct
 from paddle_dp.strategies._alone import compared, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.text import amount, duration

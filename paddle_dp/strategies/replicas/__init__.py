@@ -10,7 +10,7 @@ from annotated_types import Ge
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory
 from paddle_dp.strategies._base import StrategyConfig
 
 if TYPE_CHECKING:

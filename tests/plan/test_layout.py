@@ -6,8 +6,8 @@ import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import sent
+from paddle_dp.plan.layout import Layout, Weight, rank_memories, total_parameters
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, total_parameters
 from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.strategies.data_parallel import CompressedLayout
 from paddle_dp.strategies.parameter_server import ServerLayout
