@@ -15,8 +15,11 @@ from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddle import nn
 
+    from paddle_dp.axes.pipeline.stages import LocalStages
     from paddle_dp.axes.sharding.zero import Zero
     from paddle_dp.core.placement import Placements
     from paddle_dp.learner import Learner, Task
@@ -224,16 +227,12 @@ class Hybrid:
             groups_of_equal_buffers,
             sum_over_readers,
         )
-        from paddle_dp.axes.pipeline.runner import MicroBatchLoss, PipelineRunner
-        from paddle_dp.axes.pipeline.schedules import unsynchronized
-        from paddle_dp.axes.pipeline.stages import build_stages
         from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
         from paddle_dp.core.data_group import NestedGroup
-        from paddle_dp.core.optimizer import check_by_parameter, check_elementwise, take_clips
+        from paddle_dp.core.optimizer import take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner import full_model_learner, prepare
-        from paddle_dp.learner.runner import BatchRunner
         from paddle_dp.learner.task import make_optimizer
         from paddle_dp.learner.update import PlacedNorm, WeightSync
         from paddle_dp.model.initial_weights import check_lendable, draw, initial_weights, reads_weights
@@ -246,34 +245,16 @@ class Hybrid:
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
             return full_model_learner(task, self.mesh)
-        stages, micro_batch_loss = None, MicroBatchLoss(loss)
-        if axes.pipeline > 1:
-            model, stages = build_stages(
-                model,
-                micro_batch_loss,
-                self.hcg,
-                placements,
-                self.config.partition,
-                self.config.stages_per_rank,
-            )
+        model, stages, runner = self._staged(model, loss, placements)
+        # Before the optimizer is made, if it reads weights. A rank that stores a subset draws it once owners are known.
         if not self._stores_subset or reads_weights(
             task.model, lambda: make_optimizer(task.optimizer, task, model)
         ):
             draw(task.model, model.parameters())
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
-        known_differences = check_elementwise(prepared.optimizer, axes.tensor)
-        known_differences += check_by_parameter(
-            prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline
-        )
-        clips = take_clips(prepared.optimizer)
-        if self.config.compared_by_step and not task.compared:
-            known_differences.append(
-                f"{self.config.rounding}: strategy.reduce_dtype=float32 exchanges them as they are"
-            )
-        engine = None
-        if axes.pipeline > 1:
-            with unsynchronized(model) if drawn else nullcontext():
-                engine = self._engine(model)
+        known_differences = self._known_differences(prepared.optimizer, task.compared)
+        clips = take_clips(prepared.optimizer)  # before owners are dealt: over all parameters of these layers
+        engine = None if stages is None else self._engine(model, drawn)
         zero = self._zero(prepared, placements) if axes.sharding > 1 else None
         if self._stores_subset:
             at = self.mesh.coords
@@ -284,7 +265,7 @@ class Hybrid:
             exchange=AxesExchange(placed, self.hcg, zero, self.config.reduce_dtype, stages),
             norm=PlacedNorm(placed, clips),
             weights=WeightSync if zero is None else partial(OwnerWeights, zero=zero),
-            runner=BatchRunner if stages is None else partial(PipelineRunner, micro_batch_loss=micro_batch_loss),
+            runner=runner,
             parallel_model=engine,
             statistics=RunningStatistics(model, self.mesh, sum_over_readers(self.hcg, axes.sequence)),
             buffers=None if stages is None else Buffers(
@@ -295,6 +276,35 @@ class Hybrid:
         )  # fmt: skip
         learner.check("after the weights were placed")
         return learner
+
+    def _staged(
+        self, model: Any, loss: Any, placements: Placements
+    ) -> tuple[Any, LocalStages | None, Callable[..., Any]]:
+        """This rank's part of the model, its stages if there is a pipeline, and the runner of both."""
+        from paddle_dp.axes.pipeline.runner import MicroBatchLoss, PipelineRunner
+        from paddle_dp.axes.pipeline.stages import build_stages
+        from paddle_dp.learner.runner import BatchRunner
+
+        if self.mesh.axes.pipeline == 1:
+            return model, None, BatchRunner
+        micro_batch_loss, config = MicroBatchLoss(loss), self.config
+        model, stages = build_stages(
+            model, micro_batch_loss, self.hcg, placements, config.partition, config.stages_per_rank
+        )
+        return model, stages, partial(PipelineRunner, micro_batch_loss=micro_batch_loss)
+
+    def _known_differences(self, optimizer: Any, is_compared: bool) -> list[str]:
+        """Sentences on differences from one process that the settings or a user's optimizer may cause."""
+        from paddle_dp.core.optimizer import check_by_parameter, check_elementwise
+
+        axes = self.mesh.axes
+        sentences = check_elementwise(optimizer, axes.tensor)
+        sentences += check_by_parameter(optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
+        if self.config.compared_by_step and not is_compared:
+            sentences.append(
+                f"{self.config.rounding}: strategy.reduce_dtype=float32 exchanges them as they are"
+            )
+        return sentences
 
     @property
     def _stores_subset(self) -> bool:
@@ -354,10 +364,12 @@ class Hybrid:
             reduce_dtype_of(self.config.reduce_dtype, trained),
         )
 
-    def _engine(self, stages: Any) -> Any:
+    def _engine(self, model: Any, drawn: bool) -> Any:
+        """fleet's engine for this rank's stages, which it does not synchronize if their weights were `drawn`."""
         from paddle.distributed import fleet
 
-        from paddle_dp.axes.pipeline.schedules import ENGINES
+        from paddle_dp.axes.pipeline.schedules import ENGINES, unsynchronized
 
         engine = ENGINES[self.config.pipeline_schedule, self.config.stages_per_rank > 1]
-        return engine(stages, self.hcg, fleet.fleet._user_defined_strategy)
+        with unsynchronized(model) if drawn else nullcontext():
+            return engine(model, self.hcg, fleet.fleet._user_defined_strategy)

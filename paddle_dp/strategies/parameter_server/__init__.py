@@ -28,9 +28,11 @@ from paddle_dp.units import Positive
 if TYPE_CHECKING:
     from paddle_dp.exchange.gradient_exchange import GradientExchange
     from paddle_dp.learner import Learner, Task
+    from paddle_dp.learner.task import PreparedTask
     from paddle_dp.mesh import Mesh
     from paddle_dp.plan.bound import Wire
     from paddle_dp.recipe import Recipe
+    from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights
 
 
 class ServerLayout(Layout):
@@ -263,66 +265,36 @@ class ParameterServer:
     def place(self, task: Task) -> Learner:
         """Returns a learner for this worker or server. Collective. Under mode: async raises UsageError for a loss that
         compares the samples of all workers."""
-        from paddle_dp.core.batch_norm import needs_ours, synchronize
         from paddle_dp.core.buffers import Buffers
-        from paddle_dp.core.optimizer import check_by_parameter, check_ungrouped, leave_frozen_out, take_clips
+        from paddle_dp.core.optimizer import check_by_parameter, take_clips
         from paddle_dp.core.placement import Placements
-        from paddle_dp.learner import prepare
         from paddle_dp.learner.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
-        from paddle_dp.learner.task import make_optimizer
-        from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
-        from paddle_dp.model.recompute import recomputed
-        from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights, AsyncServerWorker
-        from paddle_dp.strategies.parameter_server.rows import PushedRows, RowTables, RowWeights
+        from paddle_dp.model.initial_weights import draw
+        from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWorker
         from paddle_dp.strategies.parameter_server.served import (
-            HostGroup,
             SamplesOfWorkers,
             ServedPlacement,
             ServerNorm,
             ServerOwners,
-            ServerParams,
             ServerStatistics,
-            ServerWeights,
-            server_exchange,
             take_drawn,
         )
 
-        if self.config.mode == "async":  # again, for scripts: `refuse` sees only a recipe's loss
-            refuse_across(task.loss.compares, self.mesh.dp_size)
-        check_lendable(task.model, task.samples, task.lendable)
-        synchronized = self.config.sync_batch_norm
-        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
-            synchronize(task.model, HostGroup(self.mesh))
-        recomputed(task.model, self.config.recompute)
-        if reads_weights(task.model, lambda: make_optimizer(task.optimizer, task, task.model)):
-            draw(task.model)
-        prepared = prepare(task, self.mesh)
-        check_ungrouped(prepared.optimizer, "strategy.servers")
-        leave_frozen_out(prepared.optimizer)
+        prepared, asynchronous = self._prepared(task), self.config.mode == "async"
         known_differences = check_by_parameter(prepared.optimizer, servers=self.config.servers)
-        placements, clips = Placements(ServedPlacement()), take_clips(prepared.optimizer)
-        deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
-        draw(task.model, deal.stored(prepared.model))
-        deal.free_remote(prepared.model)
-        placed = prepared.placed(placements=placements)
-        buffers = Buffers(placed.named_buffers, self.mesh)
-        asynchronous = self.config.mode == "async"
         if asynchronous:
             known_differences.append(
                 "updates are made from shares as they come, with parameters that may be old"
             )
-        params = ServerParams(self.mesh, deal.parameters, deal.owners)
-        weights: Callable[..., ServerWeights] = partial(
-            AsyncServerWeights if asynchronous else ServerWeights, params=params
-        )
-        if self.config.pulls == "rows":
-            tables = RowTables(self.mesh, prepared.model, deal)
-            exchange: GradientExchange = PushedRows(tables, deal, self.mesh)
-            weights = partial(
-                RowWeights, mesh=self.mesh, deal=deal, params=params, tables=tables, rate=prepared.rate
-            )
-        else:
-            exchange = server_exchange(deal, self.mesh)
+        placements = Placements(ServedPlacement())
+        clips = take_clips(prepared.optimizer)  # before parameters are dealt: a clip is over all of them
+        deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
+        # Only now it is known which weights this rank stores: no other gets memory, or keeps it.
+        draw(task.model, deal.stored(prepared.model))
+        deal.free_remote(prepared.model)
+        placed = prepared.placed(placements=placements)
+        buffers = Buffers(placed.named_buffers, self.mesh)
+        exchange, weights = self._exchange_and_weights(prepared, deal)
         learner = prepared.learner(
             placed,
             exchange=exchange,
@@ -342,3 +314,46 @@ class ParameterServer:
             take_drawn(placed)
         learner.check("after the weights were placed")
         return learner
+
+    def _prepared(self, task: Task) -> PreparedTask:
+        """Prepares the task, of which each rank has the whole model still, and checks that its optimizer's list of
+        trained parameters can be dealt."""
+        from paddle_dp.core.batch_norm import needs_ours, synchronize
+        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out
+        from paddle_dp.learner import prepare
+        from paddle_dp.learner.task import make_optimizer
+        from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
+        from paddle_dp.model.recompute import recomputed
+        from paddle_dp.strategies.parameter_server.served import HostGroup
+
+        if self.config.mode == "async":  # again, for scripts: `refuse` sees only a recipe's loss
+            refuse_across(task.loss.compares, self.mesh.dp_size)
+        check_lendable(task.model, task.samples, task.lendable)
+        synchronized = self.config.sync_batch_norm
+        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
+            synchronize(task.model, HostGroup(self.mesh))
+        recomputed(task.model, self.config.recompute)
+        if reads_weights(task.model, lambda: make_optimizer(task.optimizer, task, task.model)):
+            draw(task.model)  # before the optimizer is made of them
+        prepared = prepare(task, self.mesh)
+        check_ungrouped(prepared.optimizer, "strategy.servers")
+        leave_frozen_out(prepared.optimizer)
+        return prepared
+
+    def _exchange_and_weights(
+        self, prepared: PreparedTask, deal: ServerOwners
+    ) -> tuple[GradientExchange, Callable[..., ServerWeights]]:
+        """The ways of gradients to the servers that own their parameters, and of new parameters back."""
+        from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights
+        from paddle_dp.strategies.parameter_server.rows import PushedRows, RowTables, RowWeights
+        from paddle_dp.strategies.parameter_server.served import ServerParams, ServerWeights, server_exchange
+
+        params = ServerParams(self.mesh, deal.parameters, deal.owners)
+        if self.config.pulls == "all":
+            kind = AsyncServerWeights if self.config.mode == "async" else ServerWeights
+            return server_exchange(deal, self.mesh), partial(kind, params=params)
+        tables = RowTables(self.mesh, prepared.model, deal)
+        weights = partial(
+            RowWeights, mesh=self.mesh, deal=deal, params=params, tables=tables, rate=prepared.rate
+        )
+        return PushedRows(tables, deal, self.mesh), weights
