@@ -103,7 +103,7 @@ class Trainer(TrainingState):
         return self.progress
 
     def _train_to_the_end(self, requests: StopRequests) -> None:
-        synchronous = self.learner.worker is None
+        synchronous = self.learner.async_rank is None
         requests.stragglers = self.measurements.compare_ranks()
         with requests:
             self._refusals.begin(self.progress.step)
@@ -167,8 +167,8 @@ class Trainer(TrainingState):
         self._driver(requests).run()
 
     def _driver(self, requests: StopRequests) -> StepDriver | RoundDriver:
-        if self.learner.worker is not None:
-            return RoundDriver(self, self.learner.worker, requests, self.check_every)
+        if self.learner.async_rank is not None:
+            return RoundDriver(self, self.learner.async_rank, requests, self.check_every)
         hooks: list[StepHook] = [
             ProgressHook(self),
             SpeedHook(self),

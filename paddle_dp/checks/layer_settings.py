@@ -37,7 +37,7 @@ class LayerSettings:
         if self._mesh.ranks == 1:
             return []
         now = self._settings()
-        rate = 0.0 if self._learner.worker is not None else self._learner.optimizer.get_lr()
+        rate = 0.0 if self._learner.async_rank is not None else self._learner.optimizer.get_lr()
         changed = [key for key, value in now.items() if value != self._start.get(key)]
         rows = self._mesh.gather([changed, rate])
         rates = {str(rank): repr(row[1]) for rank, row in enumerate(rows)}

@@ -39,7 +39,7 @@ Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
 
 
-class AsyncWorker(Protocol):
+class AsyncRank(Protocol):
     """A rank that does not wait for the others: the trainer then trains in rounds (train/rounds.py).
 
     `computes`: this rank computes shares, and does not only serve the others.
@@ -79,7 +79,7 @@ class Learner:
     is made, and `empty` is true until the next one.
 
     `known_differences`: sentences on differences from one process that are known before the first update; `unknown`: on
-    trials that failed. `worker`: set if ranks do not wait for one another. `exchange`: of the latest update.
+    trials that failed. `async_rank`: set if ranks do not wait for one another. `exchange`: of the latest update.
     `unscaled_by`: the factor by which the gradients of the last update were multiplied after their exchange.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     `local_loss`: this rank's share of that update's loss, a sum.
@@ -96,7 +96,7 @@ class Learner:
     buffers: Buffers
     local_norms: LocalNorms
     checks: Sequence[LearnerCheck] = ()
-    worker: AsyncWorker | None = None
+    async_rank: AsyncRank | None = None
     known_differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     empty: bool = field(default=False, init=False)
@@ -205,9 +205,8 @@ class Learner:
         Collective."""
         known = counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
-        exchange.begin_update(
-            self.rate.steps + 1, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor
-        )
+        scale = 1.0 if self.mixed.scale is None else self.mixed.scale.scale
+        exchange.begin_update(self.rate.steps + 1, scale, divisor)
         local_sums, counted = self.run(batch, divisor, exchange, collect)
         heartbeat.enter("exchange")
         missing = exchange.finish()
@@ -271,7 +270,9 @@ class Learner:
         """Parts of a sentence on how this training is made, compared with one process's. Collective; the same on every
         rank."""
         norms = self.mesh.gather([bool(self.statistics.synchronized), bool(self.local_norms.names())])
-        facts = ["shares of the same global batches"] if self.worker is not None else ["same global batches"]
+        facts = (
+            ["shares of the same global batches"] if self.async_rank is not None else ["same global batches"]
+        )
         if any(is_local for _, is_local in norms) and self.mesh.dp_size > 1:
             facts.append("BatchNorm over each rank's own samples")
         elif any(synchronized for synchronized, _ in norms):
@@ -327,9 +328,7 @@ class Learner:
         """Multiplies the exchanged gradients once, by all factors that make them one process's. False if they
         overflowed float16 and must not be used. Collective."""
         factor = divisor / count  # backwards divided by the former, before the latter was known
-        factor *= (
-            self.exchange.mean_over if self.mixed.low else 1
-        )  # undoes the exchange's mean (`BatchRunner._factor`)
+        factor *= self.exchange.mean_over if self.mixed.low else 1  # as `BatchRunner._factor` has left to do
         scale = self.mixed.scale
         self.unscaled_by = factor = factor / (1.0 if scale is None else scale.scale)
         usable = scale is None or self._fit_into_float16(scale)

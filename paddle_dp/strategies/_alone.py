@@ -93,7 +93,7 @@ def place_alone(
 def gradients_of_share(
     learner: Learner, batch: Batch, collect: bool
 ) -> tuple[float, dict[str, float] | None]:
-    """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncWorker`. Returns the number
+    """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncRank`. Returns the number
     that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
     from paddle_dp.core import gradients
     from paddle_dp.exchange.gradient_exchange import GradientExchange

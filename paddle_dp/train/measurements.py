@@ -63,13 +63,13 @@ class Measurements(StepHook):
     def watch(self) -> None:
         """Shows the user each measurement from now on, or says why there is none."""
         self.is_shown = True
-        if self.learner.worker is not None and self.mesh.is_main:
+        if self.learner.async_rank is not None and self.mesh.is_main:
             print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
 
     def compare_ranks(self) -> Stragglers | None:
         """Begins to compare the ranks' times; None if the training has one rank, or its ranks do not wait for one
         another."""
-        if self.mesh.ranks > 1 and self.learner.worker is None:
+        if self.mesh.ranks > 1 and self.learner.async_rank is None:
             self.stragglers = Stragglers.from_sampler(self.loader.sampler, self.mesh)
         return self.stragglers
 

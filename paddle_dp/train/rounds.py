@@ -25,7 +25,7 @@ from typing import Any
 
 from paddle_dp.data import Batch
 from paddle_dp.errors import LostPeerError, TargetError
-from paddle_dp.learner.learner import AsyncWorker
+from paddle_dp.learner.learner import AsyncRank
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.mesh import MAIN_RANK
@@ -205,13 +205,17 @@ Numbers = dict[str, float]
 
 
 class RoundDriver:
-    """Trains until the end in rounds, in which `worker` computes shares or serves those that do. `check_every`: how
+    """Trains until the end in rounds, in which `async_rank` computes shares or serves those that do. `check_every`: how
     often the ranks meet to compare weights; `requests`: to stop the training."""
 
     def __init__(
-        self, training: TrainingState, worker: AsyncWorker, requests: StopRequests, check_every: Every | None
+        self,
+        training: TrainingState,
+        async_rank: AsyncRank,
+        requests: StopRequests,
+        check_every: Every | None,
     ):
-        self._training, self._worker = training, worker
+        self._training, self._async_rank = training, async_rank
         self._requests, self._check_every = requests, check_every
         self._known: Numbers = {}
 
@@ -230,9 +234,9 @@ class RoundDriver:
         self._done_at = time.perf_counter()  # when this rank's last share was done
         self._spent = sum(heartbeat.spent().values())  # seconds without waiting until then
         work_queue.begin(self._training.progress.batch, self._next_meeting())
-        worker = self._worker
-        worker.begin_round()
-        if worker.computes:
+        async_rank = self._async_rank
+        async_rank.begin_round()
+        if async_rank.computes:
             more = True
             while more:
                 for batch in self._training.loader.read_shares(
@@ -240,16 +244,16 @@ class RoundDriver:
                 ):
                     self._compute(batch, work_queue)
                 more = work_queue.more()
-            worker.end_of_work()
+            async_rank.end_of_work()
         else:
-            for number in worker.serve():
+            for number in async_rank.serve():
                 self._come_to(number, work_queue)
                 if self._training.mesh.is_main and (self._training.early_end or self._requests.wants):
                     work_queue.cut()
         stop = self._agree(work_queue)
         if stop > self._training.progress.batch:
             self._come_to(stop - 1, work_queue)
-            worker.end_round()
+            async_rank.end_round()
             self._training.learner.after_update()
             self._count(stop - 1)
             self._pass(work_queue, met=True)
@@ -278,7 +282,7 @@ class RoundDriver:
         sums = None
         if any(not micro_batch.is_dummy for micro_batch in batch.micro_batches):
             try:
-                sums = self._worker.train_share(batch, any(callback.reads for callback in due))
+                sums = self._async_rank.train_share(batch, any(callback.reads for callback in due))
             except TargetError as error:
                 raise blame.bad_target(self._training.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()

@@ -258,7 +258,7 @@ class TrainingState:
                 "schedule: plateau waits for a number of held-out samples, and there are none: give the data set a "
                 "test split, or choose another schedule, such as wsd."
             )
-        if self.learner.worker is not None:
+        if self.learner.async_rank is not None:
             raise UsageError(
                 "schedule: plateau lowers the rate of all ranks after one update, and ranks of this strategy do not "
                 "wait for one another: choose another schedule, such as cosine, or a strategy that waits."

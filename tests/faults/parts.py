@@ -121,7 +121,7 @@ class Hanging(Callback):
             learner.trainable[0].register_hook(_from_step(moment))
         for where, part, name in (
             ("exchange", learner.exchange, "finish"),
-            ("pull", learner.worker, "_pull"),
+            ("pull", learner.async_rank, "_pull"),
             ("update", learner, "update"),
         ):
             if where == WHERE:

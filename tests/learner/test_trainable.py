@@ -16,8 +16,8 @@ from paddle_dp.learner import Task
 from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
-from paddle_dp.strategies.async_average.elastic_worker import ElasticWorker
-from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWorker
+from paddle_dp.strategies.async_average.elastic_rank import ElasticRank
+from paddle_dp.strategies.parameter_server.async_worker import AsyncWorker
 from tests.ranks import run_ranks
 
 STRATEGIES: list[dict[str, Any]] = [
@@ -64,7 +64,7 @@ def test_what_is_frozen_in_the_midst() -> None:
             np.testing.assert_allclose(weight, one, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", [ElasticWorker, AsyncServerWorker])
+@pytest.mark.parametrize("kind", [ElasticRank, AsyncWorker])
 def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
     """Its gradient was pushed to nobody, and it stayed what it was, in silence."""
     parameter = paddle.create_parameter([2], "float32")

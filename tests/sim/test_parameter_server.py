@@ -37,7 +37,7 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
     places = sorted(
         {str(p.place) for _, p in trainer.learner.placed.named_parameters() if p._is_initialized()}
     )
-    updates = getattr(getattr(trainer.learner.worker, "_server", None), "updates", None)
+    updates = getattr(trainer.learner.async_rank, "updates", None)
     held = trainer.evaluate().numbers["loss"]
     trainer.mesh.wait("the end")
     return {"rows": rows, "places": places, "saved": str(saved), "updates": updates, "held": held}

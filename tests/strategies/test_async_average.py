@@ -23,7 +23,9 @@ def watched(
 
     here = trainer(folder, words)
     learner, seen, rows, looked = here.learner, [], [], []
-    part, name = (learner, "train_batch") if learner.worker is None else (learner.worker, "train_share")
+    part, name = (
+        (learner, "train_batch") if learner.async_rank is None else (learner.async_rank, "train_share")
+    )
     learn = getattr(part, name)
 
     def watching(batch: Any, *given: Any, **named: Any) -> Any:

@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.parameter_server import ParameterServer
-from paddle_dp.strategies.parameter_server.async_worker import MESSAGE, AsyncServer, StalenessTracker
+from paddle_dp.strategies.parameter_server.async_server import MESSAGE, AsyncServer, StalenessTracker
 from tests.parity import ADAMW, RECIPE, train
 from tests.ranks import run_ranks
 
@@ -94,20 +94,16 @@ def test_it_makes_one_update_of_each_global_batch_whosever_shares_they_are(
 
 def trained(folder: str, strategy: str) -> dict[str, Any]:
     """What a server has done of 10 steps."""
-    from paddle_dp.strategies.parameter_server import async_worker
+    servers: list[AsyncServer] = []
+    begin = AsyncServer.__init__
 
-    made: list[Any] = []
-    begin = async_worker.AsyncServerWorker.__init__
+    def noted(server: AsyncServer, *arguments: Any) -> None:
+        begin(server, *arguments)
+        servers.append(server)
 
-    def noted(worker: Any, *arguments: Any) -> None:
-        begin(worker, *arguments)
-        made.append(worker)
-
-    async_worker.AsyncServerWorker.__init__ = noted  # type: ignore[method-assign]
-    found = train(folder, strategy)
-    desk = made[0]._server
-    counted = len(found["rows"])
-    return {"counted": counted} | ({} if desk is None else {"updates": desk.updates, "oldest": desk.oldest})
+    AsyncServer.__init__ = noted  # type: ignore[method-assign]
+    counted = len(train(folder, strategy)["rows"])
+    return {"counted": counted} | {name: getattr(s, name) for s in servers for name in ("updates", "oldest")}
 
 
 def test_a_loss_over_the_samples_of_all_workers_is_refused_in_a_script_too() -> None:

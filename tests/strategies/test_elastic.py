@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paddle_dp.strategies.async_average import elastic_worker as elastic_average
-from paddle_dp.strategies.async_average.elastic_worker import ROUND, ElasticAverage, ElasticWorker
+from paddle_dp.strategies.async_average import elastic_rank as elastic_average
+from paddle_dp.strategies.async_average.elastic_rank import ROUND, ElasticAverage, ElasticRank
 
 
 class Network:
@@ -131,7 +131,7 @@ def test_an_answer_is_applied_when_it_is_there_or_waited_for(after, staleness, e
         _apply=lambda _: taken.append(worker.local_updates),
     )  # fmt: skip
     for _ in range(12):
-        ElasticWorker._exchange(worker)
+        ElasticRank._exchange(worker)
     assert begun == sent
     assert taken == applied
     assert worker.waits == waits

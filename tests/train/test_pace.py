@@ -27,7 +27,7 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
 
     batch = SimpleNamespace(index=0, waited=0.0, micro_batches=[SimpleNamespace(is_dummy=False)])
     rounds: Any = SimpleNamespace(
-        _worker=SimpleNamespace(train_share=learn),
+        _async_rank=SimpleNamespace(train_share=learn),
         _training=SimpleNamespace(
             mesh=SimpleNamespace(all_read=True),
             callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
@@ -101,7 +101,7 @@ def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
         loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number, epoch: 64)),
         call=lambda moment, due: losses.append(moment.numbers.get("loss")),
     )
-    rounds = RoundDriver(training, worker=None, requests=None, check_every=None)  # type: ignore[arg-type]
+    rounds = RoundDriver(training, async_rank=None, requests=None, check_every=None)  # type: ignore[arg-type]
     rounds._batch, rounds._local_sums, rounds._speed = None, [], {}
     rounds._pass(None)  # type: ignore[arg-type]
     assert losses == []

@@ -1,6 +1,6 @@
 """Ranks learn without waiting for each other, while their weights are averaged in the background (EASGD).
 
-In `elastic_worker`, `ElasticWorker` computes a rank's shares, and `ElasticAverage` is the center towards which the
+In `elastic_rank`, `ElasticRank` computes a rank's shares, and `ElasticAverage` is the center towards which the
 ranks' weights are pulled (Zhang et al. 2015). Ranks that meet after a period are `strategies._rounds`.
 """
 
@@ -79,7 +79,7 @@ class AsyncAverage:
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.strategies._rounds.periods import Periods
-        from paddle_dp.strategies.async_average.elastic_worker import ElasticMeans, ElasticWorker
+        from paddle_dp.strategies.async_average.elastic_rank import ElasticMeans, ElasticRank
 
         config = self.config
         periods = Periods(int(config.every.count))
@@ -87,6 +87,6 @@ class AsyncAverage:
         known = ["each rank learns from the shares that it comes to, and weights are averaged meanwhile"]
         learner = place_alone(task, self.mesh, config.recompute, weights, known)
         assert isinstance(learner.weights, ElasticMeans)
-        learner.worker = ElasticWorker(learner, learner.weights, config.staleness, config.moving_rate)
+        learner.async_rank = ElasticRank(learner, learner.weights, config.staleness, config.moving_rate)
         learner.check("after the weights were made equal")
         return learner

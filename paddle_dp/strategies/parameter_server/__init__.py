@@ -2,8 +2,8 @@
 
 Li et al. 2014 (OSDI). `served` has the parts of a learner for synchronous updates: owners, exchange, norm, weights.
 Also there: gradients copied from an accelerator to the host, and `HostGroup`, which exchanges tensors of the workers'
-layers through server 0. `async_worker` computes shares without waiting for other workers, and has the servers' side of
-it. With `pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
+layers through server 0. `async_worker` computes shares without waiting for other workers, and `async_server` adds up
+their gradients. With `pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
 
 For Ψ bytes of parameters, a worker sends Ψ of gradients in a step and receives Ψ of parameters; each of s servers
 receives and sends n·Ψ/s for n workers.
@@ -270,7 +270,8 @@ class ParameterServer:
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
         from paddle_dp.model.initial_weights import draw
-        from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWorker
+        from paddle_dp.strategies.parameter_server.async_server import AsyncServer
+        from paddle_dp.strategies.parameter_server.async_worker import AsyncWorker
         from paddle_dp.strategies.parameter_server.served import (
             SamplesOfWorkers,
             ServedPlacement,
@@ -309,7 +310,10 @@ class ParameterServer:
             known_differences=known_differences,
         )
         if asynchronous:
-            learner.worker = AsyncServerWorker(learner, deal, clips, self.config.staleness)
+            if self.mesh.reads:
+                learner.async_rank = AsyncWorker(learner, deal, clips)
+            else:
+                learner.async_rank = AsyncServer(learner, deal, self.config.staleness)
         if self.mesh.computes_on != "cpu":
             take_drawn(placed)
         learner.check("after the weights were placed")

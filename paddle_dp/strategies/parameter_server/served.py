@@ -224,6 +224,10 @@ class ServerOwners:
             [p for p, server in zip(self.parameters, self.owners, strict=True) if server == mesh.rank],
         )
 
+    def indices_of(self, server: int) -> list[int]:
+        """The indices of the parameters that a server owns."""
+        return [index for index, owner in enumerate(self.owners) if owner == server]
+
     def stored(self, model: nn.Layer) -> list[paddle.Tensor]:
         """The model's parameters that this rank stores: a server those that it owns, and frozen ones."""
         return [p for p in model.parameters() if self._placements.placement_of(p).is_stored_at(self._at)]

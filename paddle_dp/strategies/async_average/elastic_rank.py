@@ -125,7 +125,7 @@ class ElasticMeans(PeriodicMeans):
         self.diverged = self.states_diverged = False
 
 
-class ElasticWorker:
+class ElasticRank:
     """Each rank updates local weights from the shares that it claims. After `weights.periods.every` updates it sends
     them to the center variable, which is sharded over all ranks, and continues. The reply, applied after 1 to
     `staleness` further updates, pulls the weights towards the center. The rank waits only if no reply has arrived by
