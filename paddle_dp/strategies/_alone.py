@@ -10,7 +10,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
-    from paddle_dp.batch import Batch
     from paddle_dp.learner import Learner, Task
     from paddle_dp.learner.update import WeightSync
     from paddle_dp.mesh import Mesh
@@ -88,29 +87,3 @@ def place_alone(
         batch_norm_check=partial(BatchNormCheck, mesh, remedy=NO_REMEDY),
         known_differences=known_differences,
     )
-
-
-def gradients_of_share(
-    learner: Learner, batch: Batch, collect: bool
-) -> tuple[float, dict[str, float] | None]:
-    """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncRank`. Returns the number
-    that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
-    from paddle_dp.core import gradients
-    from paddle_dp.exchange.gradient_exchange import GradientExchange
-    from paddle_dp.learner.runner import totals
-    from paddle_dp.mesh.heartbeat import heartbeat
-    from paddle_dp.strategies._rounds.periodic_means import LocalCounter
-
-    heartbeat.enter("forward")
-    counter = LocalCounter(learner.loss, learner.mesh)
-    batch = learner.mixed.cast_batch(batch)
-    local_sums, divisor, count = learner.compute_gradients(batch, counter, GradientExchange(), collect)
-    heartbeat.enter("update")
-    if not counter.count:
-        return 0.0, None
-    if divisor != count:
-        gradients.scale(learner.trainable, divisor / count)
-    if not collect:
-        return count, None
-    sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
-    return count, {**sums, "gradient_norm": norm, "count": count}

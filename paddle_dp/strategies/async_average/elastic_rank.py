@@ -17,8 +17,8 @@ from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.strategies._alone import gradients_of_share
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
+from paddle_dp.strategies._rounds.shares import gradients_of_share
 from paddle_dp.tensors import Array
 
 if TYPE_CHECKING:

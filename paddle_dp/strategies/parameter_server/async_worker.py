@@ -17,7 +17,7 @@ from paddle_dp.mesh import transport
 from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.strategies._alone import gradients_of_share
+from paddle_dp.strategies._rounds.shares import gradients_of_share
 from paddle_dp.strategies.parameter_server.async_server import END, MESSAGE, PULL, PUSH
 from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights
 from paddle_dp.tensors import Array, bytes_of, moved_gradient, nbytes
