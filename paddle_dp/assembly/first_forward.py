@@ -68,8 +68,7 @@ def tried(recipe: Recipe) -> list[str]:
     if model is not None and (count := total_parameters(describe_weights(model))) > MAX_PARAMETERS:
         return [f"not run, only read: the model has {count:,} parameters, more than {MAX_PARAMETERS:,}"]
     sample = _sample(loader.dataset)
-    left_out = [each.name for each in recipe.callbacks if each.needs_job]
-    notes = [f"callback {name} works only in a job: not tried" for name in left_out]
+    notes = [f"callback {x.name} works only in a job: not tried" for x in recipe.callbacks if x.needs_job]
     if recipe.train.device not in ("auto", "cpu"):
         notes.append(f"train.device={recipe.train.device} is not looked for here: it was tried on the CPU")
     _refuse_vocab(loader.dataset, recipe)

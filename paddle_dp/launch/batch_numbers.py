@@ -68,15 +68,15 @@ def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """
     train, per_rank, auto = _requested(path, overrides)
-    settings, remarks, one = [], [], ["train.micro_batches=1"] if auto else []
+    settings, remarks, undivided = [], [], ["train.micro_batches=1"] if auto else []
     limit: float | None = _amount(auto[1]) if auto and auto[1] else None
     if ranks is None:
-        settings = [*([f"train.batch={per_rank[1]}"] if per_rank else []), *one]
+        settings = [*([f"train.batch={per_rank[1]}"] if per_rank else []), *undivided]
         remarks = [f"{each.partition('=')[0]} depends on the ranks: --ranks N prints it" for each in settings]
         return BatchNumbers(overrides=tuple(settings), remarks=tuple(remarks))
     if per_rank:
         share = int(per_rank[1])
-        recipe = read_recipe(path, [*overrides, f"train.batch={share * ranks * nodes}", *one])
+        recipe = read_recipe(path, [*overrides, f"train.batch={share * ranks * nodes}", *undivided])
         readers = recipe.strategy.config.layout(ranks * nodes).degrees.dp_size
         settings.append(f"train.batch={share * readers}")
         remarks.append(f"train.batch is {share * readers}: {share} × {plural(readers, 'data rank')}")
@@ -92,7 +92,7 @@ def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes
         import_paddle()
         from paddle_dp.verbs.forecast import fitting
 
-        chosen = [*overrides, *settings, *one, *(["train.device=cpu"] if on_cpu else [])]
+        chosen = [*overrides, *settings, *undivided, *(["train.device=cpu"] if on_cpu else [])]
         count, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
         settings.append(f"train.micro_batches={count}")
         remarks.append(f"train.micro_batches is {count}: {sentence}")
