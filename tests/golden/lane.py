@@ -21,7 +21,10 @@ from types import TracebackType
 
 LIMIT = 900.0  # seconds of a command
 # What starts a job, and what has its ranks wait: the first pair that the tree has. One that moves gets a line here.
-SEAMS = (("paddle_dp.launch.start:run", "paddle_dp.launch.prepared_ranks:WaitingRanks"),)
+SEAMS = (
+    ("paddle_dp.launch.start:run", "paddle_dp.launch.prepared_ranks:WaitingRanks"),
+    ("paddle_dp.launch.start:run", "paddle_dp.launch.waiting:WaitingRanks"),
+)
 
 
 class Lanes:
@@ -33,7 +36,14 @@ class Lanes:
         self._all = [self._lane() for _ in range(count)]
         self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
         for lane in self._all:
-            self._free.put(lane)
+            self._put(lane)
+
+    def _put(self, lane: subprocess.Popen[str]) -> None:
+        """Lets a lane have cases, once it has its seams. Raises SystemExit if it has ended instead: it said why."""
+        assert lane.stdout is not None
+        if not lane.stdout.readline():
+            raise SystemExit(lane.wait() or 1)
+        self._free.put(lane)
 
     def _lane(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -76,9 +86,10 @@ class Lanes:
         if not answer:  # the next case gets a new one
             self._all.remove(lane)
             lane.kill()
-            lane = self._lane()
-            self._all.append(lane)
-        self._free.put(lane)
+            self._all.append(self._lane())
+            self._put(self._all[-1])
+        else:
+            self._free.put(lane)
         return int(answer) if answer else f"none within {LIMIT:g} s, or its own process ended"
 
 
@@ -101,6 +112,7 @@ def _serve() -> None:
             continue
     else:
         sys.exit(f"{__file__}: this tree has none of {SEAMS}: add a pair of names to SEAMS.")
+    answers.write("ready\n")
     with waiting_ranks() as waiting:  # type: ignore[operator]
         run.__defaults__ = (waiting,)  # type: ignore[attr-defined]
         for line in sys.stdin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from tests.golden.cases import CASES, RECIPES
 from tests.golden.comparison import compact, differences, renamed, reworded
+from tests.golden.lane import Lanes
 from tests.golden.record import machine
 from tools import golden
 
@@ -121,6 +123,16 @@ def test_a_record_of_another_processor_is_refused(tmp_path: Path) -> None:
         golden.read(path)
     with pytest.raises(SystemExit, match=r"there is no such record\. `golden\.py record"):
         golden.read(tmp_path / "none")
+
+
+def test_a_tree_without_a_seam_is_an_error_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its lanes ended, and the cases waited for a free one for ever."""
+    (tmp_path / "paddle_dp" / "launch").mkdir(parents=True)
+    for module in ("__init__.py", "launch/__init__.py", "launch/start.py"):
+        (tmp_path / "paddle_dp" / module).touch()
+    with pytest.raises(SystemExit):
+        Lanes(tmp_path, tmp_path, 2, {"PATH": os.environ["PATH"]})
+    assert "add a pair of names to SEAMS" in capfd.readouterr().err
 
 
 def test_every_strategy_has_a_case() -> None:
