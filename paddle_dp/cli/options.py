@@ -23,6 +23,14 @@ def at_hand(recipe: Path) -> Path:
     return shipped.at_hand(recipe)
 
 
+def folder_option(text: str, metavar: str = "DIR") -> Any:
+    """Returns --output-dir; ~ in it is the home folder, which shells do not write into --output-dir=~/runs."""
+    return typer.Option(
+        "--output-dir", "--out", metavar=metavar, help=text,
+        callback=lambda folder: folder and Path(os.path.expanduser(folder)),
+    )  # fmt: skip
+
+
 RecipeFile = Annotated[
     Path,
     typer.Argument(
@@ -68,10 +76,7 @@ Master = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")
 ]
 NodeRank = Annotated[int | None, typer.Option(metavar="R", help="Which node this is, from 0.")]
-OutputDir = Annotated[
-    Path | None,
-    typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
-]
+OutputDir = Annotated[Path | None, folder_option("The run's folder, in place of runs/<name>.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 Link = Annotated[

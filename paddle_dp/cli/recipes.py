@@ -23,6 +23,7 @@ from paddle_dp.cli.options import (
     Picture,
     RecipeFile,
     check_file,
+    folder_option,
     node_options,
     quantity,
     recipes_and_settings,
@@ -328,11 +329,8 @@ def doctor(
     node_rank: NodeRank = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--output-dir",
-            "--out",
-            metavar="DIR|FILE",
-            help="Where the runs are to be; with --prove the file, in place of paddle-dp-proof.json.",
+        folder_option(
+            "Where the runs are to be; with --prove the file, in place of paddle-dp-proof.json.", "DIR|FILE"
         ),
     ] = None,
     json: Json = False,

@@ -25,6 +25,7 @@ from paddle_dp.cli.options import (
     RecipeFile,
     RunFolder,
     averaged,
+    folder_option,
     node_options,
     numbers,
     span,
@@ -223,10 +224,7 @@ def launch(
     master: Master = None,
     node_rank: NodeRank = None,
     output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--output-dir", "--out", metavar="DIR", help="Where logs go, in place of runs/<script>.launch."
-        ),
+        Path | None, folder_option("Where logs go, in place of runs/<script>.launch.")
     ] = None,
     restarts: Annotated[
         int, typer.Option(metavar="N", help="Start the script again after a failure, N times at most.")
@@ -321,7 +319,6 @@ def cluster(
     """
     import shlex
     import sys
-    from dataclasses import replace
 
     from paddle_dp.cluster.kubernetes import jobset, kubernetes, volcano
     from paddle_dp.cluster.request import ClusterRequest, checked, name_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from paddle_dp.cluster.request import EARLY, ClusterRequest
@@ -62,9 +63,7 @@ exit "$status"
 
 def slurm(request: ClusterRequest, title: str) -> str:
     """Returns a script for `sbatch`: it stops with a checkpoint before the time limit, is requeued, and goes on.
-
-    Raises UsageError for `restarts`.
-    """
+    Raises UsageError for `restarts`."""
     if request.restarts is not None:
         raise UsageError(
             f"--restarts {request.restarts}: under Slurm leave it out. srun does not start a lost task again, so the "
@@ -80,7 +79,9 @@ def slurm(request: ClusterRequest, title: str) -> str:
         "open-mode": "append", "output": "%x-%j.log",
     }  # fmt: skip
     lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items()]
-    folder = shlex.quote(request.folder) if request.folder else f'"$PWD/runs/{request.name}-$SLURM_JOB_ID"'
+    # bash leaves ~ in quotes, and the training would take it for the home folder: this one, which all nodes share.
+    path = os.path.expanduser(request.folder)
+    folder = shlex.quote(path) if path else f'"$PWD/runs/{request.name}-$SLURM_JOB_ID"'
     return _SCRIPT.format(
         title=title, options="\n".join(lines), folder=folder, command=request.command(),
         recipe=str(request.recipe).replace("\n", " "),

@@ -113,7 +113,7 @@ class RayJob:
         recipe = read_recipe(self.recipe, self.settings)
         total = self.nodes * self.ranks_of_node
         recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
-        folder = Path(self.output_dir or recipe.folder).absolute()
+        folder = Path(self.output_dir or recipe.folder).expanduser().absolute()
         connect(ray)
         from ray.util import placement_group, remove_placement_group
 

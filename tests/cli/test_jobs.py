@@ -44,6 +44,15 @@ def test_ranks_and_nodes_may_be_spans(leave: Leave, jobs: list[Job]) -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [("train", "a.yaml"), ("launch",)])
+def test_the_home_folder_may_be_written_as_a_tilde(
+    leave: Leave, jobs: list[Job], words: tuple[str, ...]
+) -> None:
+    """Shells do not replace it after =, and a folder named ~ was made, or a sweep looked there for its trials."""
+    leave(*words, "--output-dir=~/b", *(["a.py"] if words == ("launch",) else []))
+    assert jobs[0].output_dir == Path.home() / "b"
+
+
 @pytest.mark.parametrize("word", ["two", "2:", ":4", "2:4:8", "-2", "2-4"])
 def test_what_is_no_number_of_ranks_is_refused(leave: Leave, jobs: list[Job], word: str, capsys: Any) -> None:
     assert leave("train", "a.yaml", f"--ranks={word}") == 2 and not jobs

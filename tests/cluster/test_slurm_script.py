@@ -45,6 +45,12 @@ def test_without_the_command_it_says_where_to_load_it(tmp_path: Path) -> None:
     assert "paddle-dp is not on the PATH" in ended.stderr and "activate its environment" in ended.stderr
 
 
+def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bash leaves a ~ in quotes, so each turn looked for checkpoints in a folder of that name, and began anew."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert "\nout='/home/me/a run'\n" in slurm(replace(REQUEST, folder="~/a run"), "")
+
+
 def test_it_asks_for_the_nodes_and_a_signal_before_the_limit() -> None:
     asked = options(slurm(REQUEST, "by a test"))
     assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("4", "1", "8")

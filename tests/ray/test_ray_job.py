@@ -185,6 +185,16 @@ def test_a_wait_for_room_is_told_soon(
     assert capsys.readouterr().err.count("waiting for room for 2 nodes") == (room_after > 0)
 
 
+def test_the_home_folder_may_be_written_as_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named ~ was made."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    monkeypatch.setitem(sys.modules, "ray.util", MagicMock())
+    monkeypatch.setattr(ray_job, "read_recipe", lambda *words: SimpleNamespace(strategy=MagicMock()))
+    monkeypatch.setattr(RayJob, "_on", lambda self, ray, group, folder, signals: folder)
+    assert RayJob(recipe=RECIPE, output_dir="~/run").run() == Path("/home/me/run")
+
+
 def test_a_signal_ends_the_wait_for_room_with_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
