@@ -57,8 +57,9 @@ class PublishedSizes(Protocol):
 
 
 def expand(page: YamlDocument, home: Path) -> None:
-    """Replaces `model.from` by the sizes in that folder, unless the recipe sets them, and by `load`, unless it has one.
-    Adds unsupported keys to the page's mistakes."""
+    """Replaces `model.from` by the sizes in that folder, unless the recipe sets them, and by `load`, unless it has one:
+    null, too, but not that of a file, such as a run's recipe.yaml, below an override's `from`. Adds unsupported keys to
+    the page's mistakes."""
     model = page.values.get("model")
     if not isinstance(model, dict) or KEY not in model or not isinstance(model.get("use"), str):
         return
@@ -82,7 +83,8 @@ def expand(page: YamlDocument, home: Path) -> None:
         if name not in model:
             model[name] = value
             page.source_lines[("model", name)] = page.source_line(key_path)
-    if page.values.get("load") is None:
+    by_override = [page.source_line(path).startswith("override ") for path in (key_path, ("load",))]
+    if "load" not in page.values or (page.values["load"] is None and by_override == [True, False]):
         page.values["load"] = {"path": folder}
         page.source_lines[("load",)] = page.source_line(key_path)
 
@@ -95,8 +97,7 @@ def file_in(folder: Path) -> str:
 def read(folder: Path, name: str | None = None, setting: str = f"model.{KEY}") -> dict[str, Any]:
     """The keys of a folder's config.json, or of another file of settings, nested ones with dots. Raises RecipeError,
     for the recipe's `setting`, if it cannot be read."""
-    name = name or file_in(folder)
-    file = folder / name
+    file = folder / (name := name or file_in(folder))
 
     def _wrong(message: str) -> RecipeError:
         return RecipeError([Mistake(where="", message=f"{setting}: {message}")])

@@ -93,9 +93,8 @@ def _put(page: YamlDocument, override: _Override) -> None:
     if isinstance(group, list) and key == len(group):
         group.append(None)
     group[key] = override.value
-    full_path = (*path, key)
-    _forget(page, full_path)
-    page.source_lines[full_path] = override.location
+    _forget(page, path := (*path, key))
+    page.source_lines[path] = override.location
 
 
 def _key(group: Any, segment: str, path: Keys) -> str | int:

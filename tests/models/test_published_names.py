@@ -18,7 +18,7 @@ from paddle_dp.checkpoint.source import source
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
-from paddle_dp.recipe import Load, read_recipe
+from paddle_dp.recipe import Load, read_recipe, write_recipe
 from paddle_dp.recipe.hf_config import file_in, read, settings_of, written
 from tests.house.weights import assert_read
 
@@ -118,6 +118,19 @@ def test_a_recipe_takes_its_sizes_and_its_weights_from_a_folder(tmp_path: Path) 
     assert (
         read_recipe(recipe_at(tmp_path, "llama"), ["load={path: other, strict: false}"]).load.path == "other"
     )  # type: ignore[union-attr]
+
+
+def test_null_asks_for_random_weights(tmp_path: Path) -> None:
+    """It was ignored. In a run's own recipe.yaml null is the default, written out."""
+    folder_of("llama tied", tmp_path)
+    file = recipe_at(tmp_path, "llama")
+    assert read_recipe(file, ["load=null"]).load is None
+    file.write_text(f"{file.read_text()}load: null\n")
+    assert read_recipe(file).load is None
+    write_recipe(read_recipe(file), resolved := tmp_path / "resolved.yaml")
+    load = read_recipe(resolved, [f"model.from={tmp_path}"]).load
+    assert load is not None and load.path == str(tmp_path)
+    assert read_recipe(resolved, [f"model.from={tmp_path}", "load=null"]).load is None
 
 
 def changed(folder: Path, **keys: Any) -> None:
