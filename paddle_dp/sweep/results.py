@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,7 @@ def show(plan: SweepPlan, records: Sequence[TrialRecord]) -> None:
     lines = [("picture", str(_write_picture(plan, records)))]
     if page := _write_page(plan, order):
         lines.append(("trials compared", page))
-    recipe = typed(best.folder / "recipe.yaml")
-    lines.append(("train it further", f"paddle-dp train {recipe} --resume {_longer(best)}".rstrip()))
+    lines.append(("train it further", further(plan, best)))
     for name, text in lines:
         console.write(f"  {name:<18}{text}")
 
@@ -94,14 +94,18 @@ def chance(plan: SweepPlan, order: Sequence[TrialRecord], best: RunRecord) -> st
     )
 
 
-def _longer(best: RunRecord) -> str:
-    """The words that lengthen a run that has come to its end: twice as long."""
+def further(plan: SweepPlan, best: RunRecord) -> str:
+    """The command that trains a trial further: on as many ranks, and twice as long if it has come to its end."""
+    words = ["paddle-dp", "train", typed(best.folder / "recipe.yaml"), "--ranks", str(plan.request.ranks)]
+    return shlex.join([*words, "--resume", *_longer(best)])
+
+
+def _longer(best: RunRecord) -> list[str]:
     length = str((best.recipe.get("train") or {}).get("length", ""))
     count, _, unit = length.partition(" ")
     if best.ending[0] != "done" or not count.isdecimal() or not unit:
-        return ""
-    unit = f"{unit.rstrip('s')}s"
-    return f"train.length='{2 * int(count)} {unit}' --accept train.length"
+        return []
+    return [f"train.length={2 * int(count)} {unit.rstrip('s')}s", "--accept", "train.length"]
 
 
 def _write_page(plan: SweepPlan, order: Sequence[TrialRecord]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ pytest.importorskip("optuna")
 from paddle_dp.launch.processes import Signals
 from paddle_dp.sweep import sweep as sweeps
 from paddle_dp.sweep.request import SweepPlan, SweepRequest, open_folder, planned
-from paddle_dp.sweep.results import chance, ranked
+from paddle_dp.sweep.results import chance, further, ranked
 from paddle_dp.sweep.search import STUDY, SweepSearch, TrialRecord
 from paddle_dp.sweep.sweep import Sweep
 from paddle_dp.sweep.trial import Evaluations, resume_point
@@ -374,6 +376,16 @@ def scored(*scores: float | None) -> list[TrialRecord]:
 def test_the_best_is_the_first_of_equal_ones(recipe: Path) -> None:
     plan = planned(SweepRequest(recipe=recipe, texts=(RATE,)))
     assert [record.number for record in ranked(plan, scored(0.5, 0.7, None, 0.7))] == [1, 3, 0]
+
+
+def test_the_last_line_trains_on_as_many_ranks(recipe: Path) -> None:
+    """It left them out, so that all visible GPUs trained, and the shell took a folder's name for several words."""
+    plan = planned(SweepRequest(recipe=recipe, texts=(RATE,), ranks=2))
+    best = SimpleNamespace(folder=Path("a sweep"), recipe={"train": {"length": "1 epoch"}}, ending=("done",))
+    words = ["paddle-dp", "train", "a sweep/recipe.yaml", "--ranks", "2", "--resume"]
+    assert shlex.split(further(plan, best)) == [*words, "train.length=2 epochs", "--accept", "train.length"]  # type: ignore[arg-type]
+    best.ending = ("stopped",)
+    assert shlex.split(further(plan, best)) == words  # type: ignore[arg-type]
 
 
 def test_chance_is_named(recipe: Path) -> None:
