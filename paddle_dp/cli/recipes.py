@@ -123,6 +123,9 @@ def _forecast(
 ) -> Callable[[Recipe, Path], Iterator[str]] | None:
     """Returns the function for the lines that `check --ranks` and `--memory` add to a recipe's; None without both.
     `on`: the recipe in a file on so many ranks."""
+    for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
+        if value is not None and ranks is None:
+            raise UsageError(f"{option} {value} needs --ranks N: how many ranks there are.")
     if memory is not None:
         from paddle_dp.launch.silence import import_paddle
 
@@ -135,9 +138,6 @@ def _forecast(
             others(recipe, file) if others else (), fits_from(recipe, size, partial(on, file))
         )
     if ranks is None:
-        for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
-            if value is not None:
-                raise UsageError(f"{option} {value} needs --ranks N: how many ranks there are.")
         return None
     if compute is not None and link is None:
         raise UsageError(f"--compute {compute} needs --link SPEED: the speed of the ranks' network.")

@@ -60,6 +60,16 @@ def test_memory_is_an_option_of_check(capsys: pytest.CaptureFixture[str]) -> Non
     assert end.value.code == 2 and "--memory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("--link", "quick"), ("--compute", "60 ms"), ("--build", "0")])
+def test_memory_alone_takes_no_option_of_ranks(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It left them out, and a mistake in them passed."""
+    with pytest.raises(SystemExit) as end:
+        main(["check", str(CONFIGS / "gpt_tiny.yaml"), "--no-run", "--memory", "1 GB", *words])
+    assert end.value.code == 2 and f"{' '.join(words)} needs --ranks N" in capsys.readouterr().err
+
+
 def test_a_batch_per_rank_grows_with_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     """The batch of one rank was divided among all of them: each had fewer samples than it would train."""
     data = ("strategy.use=data_parallel", "train.micro_batches=1")
