@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part import ErrorContext, names, read_settings
@@ -48,8 +48,7 @@ def override_location(text: str) -> str:
 
 def apply_overrides(page: YamlDocument, texts: Sequence[str]) -> None:
     """Applies the overrides to the page and adds their mistakes to the page's."""
-    read = [_read(text, page) for text in texts]
-    for override in sorted((o for o in read if o), key=lambda o: o.order):
+    for override in sorted(filter(None, [_read(text, page) for text in texts]), key=lambda o: o.order):
         try:
             _put(page, override)
         except _UnknownKeyError as error:
@@ -81,7 +80,7 @@ def _put(page: YamlDocument, override: _Override) -> None:
         if isinstance(group, list) and key == len(group):
             group.append({})
         elif isinstance(group, dict) and group.get(segment) is None:
-            group[segment] = {}
+            group[segment] = [] if path in _LISTS else {}
         if not group[key]:  # new or empty, so the file has no line for it
             page.source_lines.setdefault(path, override.location)
         group = group[key]
@@ -111,7 +110,7 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
     if segment not in uses:
         present = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
         meant = near(segment, [str(use) for use in uses if use])
-        added = "NAME" if segment.isdecimal() else segment
+        added = "NAME" if segment.isdecimal() or segment == "use" else segment
         how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={added}"
         raise _UnknownKeyError(f"{here} has no '{segment}' (it has {present}). {how}")
     return uses.index(segment)
@@ -128,6 +127,7 @@ def _in_callbacks(name: str) -> str:
     return f" {name} is a callback: callbacks.{name}." if name in names("callbacks") else ""
 
 
+_LISTS = [(key,) for key, field in Recipe.model_fields.items() if get_origin(field.annotation) is tuple]
 _RECIPE = ErrorContext(subject="a recipe", hint=_in_callbacks)
 
 

@@ -42,6 +42,8 @@ def laid(*overrides: str) -> YamlDocument:
         ("callbacks.metrics.every=5 steps", ("callbacks", 1, "every"), "5 steps"),
         ("callbacks.2.use=profile", ("callbacks", 2), {"use": "profile"}),
         ("callbacks.1={use: profile}", ("callbacks", 1), {"use": "profile"}),
+        ("metrics.0.use=auc", ("metrics",), [{"use": "auc"}]),
+        ("metrics.0={use: auc}", ("metrics",), [{"use": "auc"}]),
         ("milestones.1=5", ("milestones",), [1, 5]),
         ("milestones.2=5", ("milestones",), [1, 2, 5]),
         (
@@ -95,6 +97,7 @@ def test_mistakes_are_placed_at_the_override() -> None:
         ("callbacks.cosole.every=3", "callbacks has no 'cosole' (it has console, metrics). Did you mean 'console'?"),
         ("callbacks.profile.steps=3", "(it has console, metrics). To add one: callbacks.2.use=profile"),
         ("callbacks.3.use=profile", "(it has console, metrics). To add one: callbacks.2.use=NAME"),
+        ("callbacks.use=profile", "(it has console, metrics). To add one: callbacks.2.use=NAME"),
         ("milestones.5=1", "milestones has no '5' (it has 2 of them)"),
     ],
 )  # fmt: skip
