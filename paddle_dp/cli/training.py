@@ -149,30 +149,30 @@ def train(
 
 def _verify(job: Job) -> None:
     """Runs `paddle-dp verify` in a separate process; exits with its status if the ranks do not learn the same as one
-    process.
-
-    The training finds the verdict.
-    """
+    process. The training finds the verdict."""
     import subprocess
     import sys
 
-    from paddle_dp.launch.machine import Machine
+    from paddle_dp.launch.machine import Machine, visible_in
     from paddle_dp.launch.plan import RankDevices, plan_of
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(job, Machine.here(), recipe.train.device, RankDevices(known=False))
+    strategy = recipe.strategy.config
+    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
+    plan = plan_of(job, Machine.here(), recipe.train.device, each)
     if plan.nodes > 1:
         raise UsageError(
             "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."
         )
-    if plan.ranks * recipe.strategy.config.batch_chunks == 1:
+    if plan.ranks * strategy.batch_chunks == 1:
         print(
             "--verify: ranks are compared with one process, so one process has nothing to prove.", flush=True
         )
         return
     command = [sys.executable, "-m", "paddle_dp", "verify", typed(job.recipe), *job.all_overrides]
-    status = subprocess.run([*command, "--ranks", str(plan.ranks)]).returncode
+    devices = {visible_in(plan.kind): ",".join(plan.devices)} if job.devices else {}
+    status = subprocess.run([*command, "--ranks", str(plan.ranks)], env=os.environ | devices).returncode
     if status == NOTHING_PROVEN:
         print("--verify proved nothing (see above): the training has no proof.", flush=True)
     elif status:

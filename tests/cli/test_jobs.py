@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from paddle_dp.cli import options
 from paddle_dp.cli.training import NO_TRAINING
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.launch.command import Job
+from paddle_dp.launch.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 Leave = Callable[..., int]
@@ -162,6 +164,22 @@ def test_verify_hands_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> Non
     assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50", "--json") == 1
     how = {"as_text": False, "rehearse": False, "at": None}
     assert asked == [((Path("a.yaml"), ("train.batch=50",), 3, 4), how)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("digits_mlp", "2"), ("digits_replicas", "1")])
+def test_train_verify_proves_on_the_devices_of_the_training(
+    leave: Leave, jobs: list[Job], monkeypatch: pytest.MonkeyPatch, name: str, ranks: str
+) -> None:
+    """It took the first two, and two ranks for the one that has both of them (strategy replicas)."""
+    monkeypatch.setattr(Machine, "here", lambda: Machine(cores=8, kind="gpu", devices=("0", "1", "2", "3")))
+    asked: list[Any] = []
+    done = SimpleNamespace(returncode=0)
+    monkeypatch.setattr("subprocess.run", lambda words, env: asked.append((words, env)) or done)
+    assert leave("train", str(ROOT / f"configs/{name}.yaml"), "--devices", "2,3", "--verify") == 7
+    ((words, variables),) = asked
+    assert (words[3], words[-2:]) == ("verify", ["--ranks", ranks])
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert [job.devices for job in jobs] == [(2, 3)]
 
 
 @pytest.mark.parametrize(
