@@ -234,9 +234,9 @@ def environment(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str
         variables.setdefault("GLOO_SOCKET_IFNAME", plan.meeting.interface)
         # NCCL takes a name without "=" for a prefix.
         variables.setdefault("NCCL_SOCKET_IFNAME", f"={plan.meeting.interface}")
-    if not plan.devices:
-        # The launcher counts its words as devices, even on a CPU, even "".
+    if plan.kind != "gpu":  # the launcher counts its words as devices, even on a CPU or an XPU, even ""
         variables.pop("CUDA_VISIBLE_DEVICES", None)
+    if not plan.devices:
         if plan.machine.kind == "gpu":
             # "all" hides every GPU from CUDA, and is the only word that the launcher does not count.
             variables["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"

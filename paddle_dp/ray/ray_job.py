@@ -258,14 +258,6 @@ def connect(ray: Any) -> None:
         ) from None
 
 
-def process_variables(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that an actor starts."""
-    variables = {**os.environ, **more}
-    if variables.get("CUDA_VISIBLE_DEVICES") == "":  # Ray's word for an actor without GPUs
-        del variables["CUDA_VISIBLE_DEVICES"]
-    return variables
-
-
 class RayNode:
     """An actor: one node of a job, as a process that ends with it. Ray starts it again where it, its worker or its
     machine dies, and calls `run` again; it starts a process that was killed up to `restarts` times again. The other
@@ -321,7 +313,7 @@ class RayNode:
     def _process(self, arguments: Sequence[str], lines: deque[str]) -> int:
         """Runs `paddle-dp` to its end, and returns its status; the last lines of its screen are put into `lines`."""
         with subprocess.Popen(
-            [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
+            [sys.executable, "-m", "paddle_dp", *arguments], env={**os.environ, **self.variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **child_options(),
         ) as process:  # fmt: skip
             self.process = process

@@ -14,7 +14,7 @@ from typing import Any
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
 from paddle_dp.launch.processes import child_options
-from paddle_dp.ray.ray_job import connect, imported, process_variables, reason_of
+from paddle_dp.ray.ray_job import connect, imported, reason_of
 
 
 class RayExecutor:
@@ -87,7 +87,7 @@ class TrialProcess:
         Path(screen).parent.mkdir(parents=True, exist_ok=True)
         with Path(screen).open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paddle_dp", *arguments], env=process_variables(self.variables),
+                [sys.executable, "-m", "paddle_dp", *arguments], env={**os.environ, **self.variables},
                 cwd=self.folder if Path(self.folder).is_dir() else None,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **child_options(),
             )  # fmt: skip

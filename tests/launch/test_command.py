@@ -102,6 +102,10 @@ def test_gpus_are_seen_by_those_who_use_them():
     assert environment(plan(GPU, ranks=1, devices=("2",)), seen)["CUDA_VISIBLE_DEVICES"] == "2"
     assert environment(plan(GPU, ranks=1), seen)["CUDA_VISIBLE_DEVICES"] == ""
     assert environment(plan(GPU, ranks=2), seen)["CUDA_VISIBLE_DEVICES"] == "all"
+    xpu = replace(GPU, kind="xpu")
+    assert "CUDA_VISIBLE_DEVICES" not in environment(
+        plan(xpu, devices=("0", "1")), {"CUDA_VISIBLE_DEVICES": ""}
+    )
 
 
 def test_a_plugin_s_devices_are_seen_by_those_who_use_them():

@@ -19,6 +19,7 @@ from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch.processes import Signals
 from paddle_dp.ray import RayJob, ray_job
 from paddle_dp.ray.ray_job import RayNode, _cause
+from paddle_dp.ray.ray_trials import TrialProcess
 from tests.house.programs import ROOT
 
 RECIPE = ROOT / "tests/faults/slow.yaml"
@@ -152,6 +153,23 @@ def test_a_process_that_ended_is_let_go() -> None:
     node, lines = RayNode(0, ".", {"PYTHONPATH": str(ROOT)}), deque[str]()
     assert node._process(["no-such-verb"], lines) == 2
     assert node.process is None and any("no-such-verb" in line for line in lines)
+
+
+@pytest.mark.parametrize("start", ["job", "trial"])
+def test_an_actor_without_gpus_hides_them_from_its_process(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sets it to ""; without it the training took the cards of other jobs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    started = MagicMock()
+    monkeypatch.setattr("subprocess.Popen", started)
+    started.return_value.__enter__.return_value.stdout = ()
+    if start == "job":
+        RayNode(0, ".", {"A": "b"})._process([], deque())
+    else:
+        TrialProcess(".", {"A": "b"}).run([], str(tmp_path / "screen"))
+    variables = started.call_args.kwargs["env"]
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["A"]) == ("", "b")
 
 
 def test_the_cause_is_this_runs(tmp_path: Path) -> None:
