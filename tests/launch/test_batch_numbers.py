@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,26 @@ def test_a_job_gets_the_numbers_over_all_ranks(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith(
         "train.batch is 12: 6 × 2 data ranks\ntrain.micro_batches is 2: "
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cards", "words", "batch"),
+    [
+        ("{use: parameter_server}", 4, {}, 128),  # on 5 ranks, of which 1 serves without a card
+        ("{use: parameter_server, servers: 2}", 4, {"ranks": 4}, 64),
+        ("{use: parameter_server}", 4, {"devices": (0, 2)}, 64),
+        ("{use: replicas}", 8, {}, 32),  # one rank on two cards
+        ("{use: data_parallel}", 4, {}, 128),
+    ],
+)
+def test_ranks_are_counted_as_the_strategy_takes_cards(
+    strategy: str, cards: int, words: Any, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Machine(cores=2, kind="gpu", devices=tuple(map(str, range(cards))))
+    monkeypatch.setattr(Machine, "here", classmethod(lambda kind: gpus))
+    settings = (f"strategy={strategy}", "train.batch=32 per rank")
+    job = with_batch_numbers(Job(recipe=GPT, overrides=settings, **words))
+    assert job.overrides[2:] == (f"train.batch={batch}",)
 
 
 def test_a_number_of_ranks_that_may_change_is_refused() -> None:
