@@ -75,4 +75,4 @@ def sweep(
 def _ray_executor(plan: SweepPlan) -> Executor:
     from paddle_dp.ray import RayExecutor
 
-    return RayExecutor(plan.request.ranks, plan.device == "cpu")
+    return RayExecutor(plan.request.ranks, 0 if plan.device == "cpu" else plan.accelerators)

@@ -20,18 +20,19 @@ from paddle_dp.ray.ray_job import connect, imported, reason_of
 class RayExecutor:
     """Starts trials as actors: `sweep.trial.Executor`, whose sweep's folder has the same path on all machines.
 
-    Each takes as many GPUs of the cluster as it has `ranks`, or as many processors where the cluster has no GPUs or the
-    recipe trains on CPUs.
+    Each takes as many processors as it has `ranks`, and `gpus` GPUs of the cluster if it has any.
     """
 
-    def __init__(self, ranks: int, cpu: bool) -> None:
+    def __init__(self, ranks: int, gpus: int) -> None:
         self.ray = imported("paddle-dp sweep --ray")
         connect(self.ray)
         total = self.ray.cluster_resources()
-        self.gpus = 0 if cpu or not total.get("GPU") else ranks
-        kind, has = ("GPUs", total["GPU"]) if self.gpus else ("processors", total.get("CPU", 0))
-        if ranks > has:
-            raise UsageError(f"--ranks {ranks}: the Ray cluster has {has:g} {kind}; `ray status` shows them.")
+        self.gpus = gpus if total.get("GPU") else 0
+        for needed, key, kind in ((self.gpus, "GPU", "GPUs"), (ranks, "CPU", "processors")):
+            if needed > (has := total.get(key, 0)):
+                raise UsageError(
+                    f"--ranks {ranks} needs {needed} {kind}, and the Ray cluster has {has:g}; `ray status` shows them."
+                )
         self.options = {
             "num_cpus": ranks,
             "num_gpus": self.gpus,

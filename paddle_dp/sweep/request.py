@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.files import replacing
 from paddle_dp.launch.command import Job, typed
-from paddle_dp.launch.machine import Machine, cores
+from paddle_dp.launch.machine import Machine, cores, spoken
 from paddle_dp.launch.plan import RankDevices, plan_of
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.folder import claim
@@ -71,7 +71,8 @@ class SweepRequest:
 class SweepPlan:
     """A request that was checked: its axes, the settings of all trials, the score and the sweep's folder.
 
-    `device`: the recipe's train.device. `devices`: the devices of each slot on this machine.
+    `device`: the recipe's train.device. `accelerators`: of each trial, where there are any. `devices`: of each slot on
+    this machine.
     """
 
     request: SweepRequest
@@ -81,6 +82,7 @@ class SweepPlan:
     folder: Path
     threads: int
     device: str
+    accelerators: int
     devices: tuple[tuple[str, ...], ...] = ()
 
     @property
@@ -112,17 +114,20 @@ def planned(request: SweepRequest) -> SweepPlan:
     settings = (*settings, *_for_score(recipe, score))
     machine = Machine.here()
     kinds = _kinds(request, recipe, settings, machine)
+    numbers = set[int]()
     for chosen in _samples(axes):
         read = _read(request, axes, settings, chosen)
+        strategy = read.strategy.config
+        numbers.add((request.ranks - strategy.servers) * strategy.accelerators)
         refusals = [_refusal(read, request.ranks, kind) for kind in kinds]
         if all(refusals):
             raise UsageError(f"{' '.join(overrides(axes, chosen))}: {refusals[0]}")
     folder = request.folder or recipe.folder.with_name(f"{recipe.folder.name}.sweep")
-    devices = () if request.elsewhere or kinds == ("cpu",) else _devices(request, machine)
+    devices = () if request.elsewhere or kinds == ("cpu",) else _devices(request, machine, numbers)
     threads = max(1, cores() // (request.jobs * request.ranks))
     return SweepPlan(
         request=request, axes=axes, settings=settings, score=score, folder=folder, threads=threads,
-        device=recipe.train.device, devices=devices,
+        device=recipe.train.device, accelerators=max(numbers), devices=devices,
     )  # fmt: skip
 
 
@@ -132,7 +137,9 @@ def _kinds(request: SweepRequest, recipe: Recipe, settings: Settings, machine: M
     if request.elsewhere:  # the cluster's machines are not known yet
         return ("gpu", "cpu") if device == "auto" else (device,)
     job = Job(recipe=request.recipe, overrides=settings, ranks=request.ranks)
-    return (plan_of(job, machine, device, RankDevices(servers=recipe.strategy.config.servers)).kind,)
+    strategy = recipe.strategy.config
+    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
+    return (plan_of(job, machine, device, each).kind,)
 
 
 def _refusal(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
@@ -206,16 +213,21 @@ def _for_score(recipe: Recipe, score: str) -> tuple[str, ...]:
     return (f"callbacks.checkpoint.best={json.dumps(score)}",)
 
 
-def _devices(request: SweepRequest, machine: Machine) -> tuple[tuple[str, ...], ...]:
-    count = request.jobs * request.ranks
+def _devices(request: SweepRequest, machine: Machine, numbers: Set[int]) -> tuple[tuple[str, ...], ...]:
+    if len(numbers) > 1:
+        counts = ", ".join(map(str, sorted(numbers)))
+        raise UsageError(
+            f"These settings take different numbers of {spoken(machine.kind)}s ({counts}), and all trials of a sweep "
+            "get as many: make a sweep for each number."
+        )
+    (each,) = numbers
+    count = request.jobs * each
     if count > len(machine.devices):
         raise UsageError(
             f"--jobs {request.jobs} × --ranks {request.ranks} needs {count} devices, and {len(machine.devices)} are "
             "visible: give fewer jobs or ranks."
         )
-    return tuple(
-        machine.devices[slot * request.ranks : (slot + 1) * request.ranks] for slot in range(request.jobs)
-    )
+    return tuple(machine.devices[slot * each : (slot + 1) * each] for slot in range(request.jobs))
 
 
 def _facts_of(plan: SweepPlan) -> dict[str, Any]:

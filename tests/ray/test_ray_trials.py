@@ -47,37 +47,38 @@ class PlayedRay:
         self.killed.append(actor)
 
 
-def executor(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, cpu: bool = False, **resources: float
-) -> RayExecutor:
+def executor(monkeypatch: pytest.MonkeyPatch, ranks: int, gpus: int, **resources: float) -> RayExecutor:
     monkeypatch.setitem(sys.modules, "ray", PlayedRay(**resources))  # type: ignore[arg-type]
-    return RayExecutor(ranks, cpu)
+    return RayExecutor(ranks, gpus)
 
 
 @pytest.mark.parametrize(
-    ("cpu", "resources", "options"),
+    ("gpus", "resources", "options"),
     [
-        (False, {"CPU": 8.0}, (2, 0)),
-        (False, {"CPU": 8.0, "GPU": 4.0}, (2, 2)),
-        (True, {"CPU": 8.0, "GPU": 4.0}, (2, 0)),
+        (2, {"CPU": 8.0}, (2, 0)),
+        (2, {"CPU": 8.0, "GPU": 4.0}, (2, 2)),
+        (4, {"CPU": 8.0, "GPU": 4.0}, (2, 4)),  # two cards for each rank
+        (0, {"CPU": 8.0, "GPU": 4.0}, (2, 0)),
     ],
 )
 def test_a_trial_takes_gpus_where_the_cluster_has_some(
-    monkeypatch: pytest.MonkeyPatch, cpu: bool, resources: dict[str, float], options: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, gpus: int, resources: dict[str, float], options: tuple[int, int]
 ) -> None:
-    made = executor(monkeypatch, 2, cpu, **resources).options
+    made = executor(monkeypatch, 2, gpus, **resources).options
     assert (made["num_cpus"], made["num_gpus"]) == options
 
 
 def test_a_trial_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"--ranks 8: the Ray cluster has 4 GPUs; `ray status` shows them"):
-        executor(monkeypatch, 8, CPU=64.0, GPU=4.0)
+    with pytest.raises(UsageError, match="--ranks 8 needs 7 GPUs, and the Ray cluster has 4; `ray status`"):
+        executor(monkeypatch, 8, 7, CPU=64.0, GPU=4.0)
+    with pytest.raises(UsageError, match="--ranks 8 needs 8 processors, and the Ray cluster has 4"):
+        executor(monkeypatch, 8, 7, CPU=4.0, GPU=8.0)
 
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InstallError, match=r"sweep --ray needs Ray: pip install 'paddle_dp\[ray\]'"):
-        RayExecutor(1, cpu=True)
+        RayExecutor(1, 0)
 
 
 def test_a_trial_ends_with_its_status_or_as_lost_and_gives_its_resources_back(tmp_path: Path) -> None:

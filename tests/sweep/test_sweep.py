@@ -25,6 +25,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from tests.house.programs import ROOT, run_python, until
 
 pytest.importorskip("optuna")
+from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import Signals
 from paddle_dp.sweep import sweep as sweeps
 from paddle_dp.sweep.request import SweepPlan, SweepRequest, open_folder, planned
@@ -283,6 +284,36 @@ def test_trials_on_other_machines_need_no_device_of_this_one(recipe: Path) -> No
     assert "train.device is npu, but the installed paddle" in refused(recipe, *words)
     plan = planned(SweepRequest(recipe=recipe, texts=words, elsewhere=True))
     assert plan.device == "npu" and not plan.devices
+
+
+FOUR = Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "devices"),
+    [
+        ("{use: data_parallel}", 2, (("0", "1"), ("2", "3"))),
+        ("{use: parameter_server}", 2, (("0",), ("1",))),  # a server takes no card
+        ("{use: parameter_server, servers: 2}", 4, (("0", "1"), ("2", "3"))),
+        ("{use: replicas}", 1, (("0", "1"), ("2", "3"))),  # one rank on two cards
+    ],
+)
+def test_a_trial_gets_the_cards_that_its_strategy_takes(
+    recipe: Path, strategy: str, ranks: int, devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "here", classmethod(lambda kind: FOUR))
+    words = (RATE, f"strategy={strategy}")
+    plan = planned(SweepRequest(recipe=recipe, texts=words, ranks=ranks, jobs=2))
+    assert (plan.devices, plan.accelerators) == (devices, len(devices[0]))
+    assert "--jobs 5 × " in refused(recipe, *words, ranks=ranks, jobs=5)
+
+
+def test_trials_that_take_different_numbers_of_cards_are_refused(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "here", classmethod(lambda kind: FOUR))
+    words = "strategy.use=[data_parallel, parameter_server]"
+    assert "take different numbers of GPUs (1, 2)" in refused(recipe, words, ranks=2)
 
 
 def test_a_combination_of_settings_is_refused(recipe: Path) -> None:
