@@ -135,7 +135,7 @@ ROOMS: dict[str, tuple[int, str]] = {
 # Rooms that the core does without: the family, the outer houses and the extras.
 _OUTSIDE_CORE = """
     strategies/async_average strategies/_rounds strategies/parameter_server strategies/branches strategies/replicas
-    launch job_memory doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray
+    launch job_memory doctor proof certificate audit why scale verbs weights dashboard trackers report sweep ray cluster
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
 # Words of the rare strategies and of compressed gradients, between underscores; and files where they mean others.

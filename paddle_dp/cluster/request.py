@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import InstallError, UsageError
+from paddle_dp.launch.batch_numbers import batch_numbers
 from paddle_dp.recipe import Recipe, read_recipe, shipped
 
 MOST_NODES = 64
@@ -92,9 +94,10 @@ class ClusterRequest:
 
 
 def checked(request: ClusterRequest) -> Recipe:
-    """Reads the recipe with its settings. Raises RecipeError for mistakes in it, and UsageError if its strategy does
-    not fit the ranks of all nodes together: the queue would tell it hours later."""
-    recipe = read_recipe(request.recipe, request.settings)
+    """Reads the recipe with its settings. Raises RecipeError for mistakes in it, and UsageError if the ranks of all
+    nodes together would refuse it: the queue would tell it hours later. Packages may be missing here."""
+    numbers = batch_numbers(request.recipe, request.settings, request.ranks_of_node, request.nodes)
+    recipe = read_recipe(request.recipe, [*request.settings, *numbers.overrides])
     total = request.nodes * request.ranks_of_node
     ranks = recipe.strategy.config.layout(total).degrees.ranks
     if ranks != total:
@@ -102,6 +105,9 @@ def checked(request: ClusterRequest) -> Recipe:
             f"strategy {recipe.strategy.name} is for {ranks} ranks, and {request.nodes} × {request.ranks_of_node} are "
             f"{total}: change --nodes or --ranks, or the strategy's degrees."
         )
+    for part in (recipe.strategy, *recipe.callbacks):
+        with suppress(InstallError, ModuleNotFoundError):
+            part.refuse(recipe, total, "gpu" if request.gpus else "cpu")
     return recipe
 
 

@@ -232,6 +232,37 @@ def test_a_layout_that_does_not_fit_is_refused_before_the_queue(capsys: pytest.C
     assert "RayJob (docs/how-to/ray.md)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more", "sentence"),
+    [
+        ("digits_replicas", {"nodes": 2}, "strategy replicas is one process with copies of the model"),
+        (
+            "gpt_tiny",
+            {"nodes": 8, "settings": ("strategy.pipeline=8",)},
+            "8 pipeline stages need as many blocks",
+        ),
+        ("gpt_tiny", {"settings": ("callbacks.4.use=timeline",)}, "timeline shows the ranks' exchange"),
+    ],
+)
+def test_what_the_ranks_would_refuse_is_refused_before_the_queue(
+    recipe: str, more: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        checked(ClusterRequest(recipe=ROOT / "configs" / f"{recipe}.yaml", name="a", **more))
+
+
+def test_a_batch_per_rank_counts_all_nodes_and_stays_as_it_is_in_the_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = ("train.batch=8 per rank", "train.micro_batches=auto 1 GB")
+    gpt = ROOT / "configs" / "gpt_tiny.yaml"
+    read = checked(ClusterRequest(recipe=gpt, settings=settings, name="a", nodes=3, ranks=2))
+    assert (read.train.batch, read.train.micro_batches) == (48, 1)
+    with pytest.raises(SystemExit):
+        main(["cluster", "slurm", str(gpt), *settings, "--nodes", "3"])
+    assert "'train.batch=8 per rank' 'train.micro_batches=auto 1 GB'" in capsys.readouterr().out
+
+
 def test_a_job_has_a_name_that_every_engine_takes() -> None:
     for name, label in (
         ("digits_mlp", "digits-mlp"),
