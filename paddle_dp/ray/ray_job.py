@@ -158,6 +158,7 @@ class RayJob:
             "max_task_retries": self.restarts,
             "max_concurrency": 3,  # `run` blocks until the training is over, and `stop` must be heard
         }  # fmt: skip
+        older = _newest_time(folder)
         actor = ray.remote(RayNode)
         nodes = []
         for number in range(self.nodes):
@@ -175,7 +176,7 @@ class RayJob:
                     )
             master = ray.get(address)
             runs = [
-                node.run.remote(self.arguments(number, master, folder), str(folder))
+                node.run.remote(self.arguments(number, master, folder), str(folder), older)
                 for number, node in enumerate(nodes)
             ]
             return self._await_nodes(ray, nodes, runs, folder, signals)
@@ -275,10 +276,11 @@ class RayNode:
         host = ray.util.get_node_ip_address()
         return f"{host}:{free_port(meeting_port(os.getpid()))}"
 
-    def run(self, arguments: Sequence[str], run_folder: str) -> tuple[int, str, bool]:
+    def run(self, arguments: Sequence[str], run_folder: str, older: float = 0.0) -> tuple[int, str, bool]:
         """Trains to the end; returns the exit status, the cause of a failure, and whether the actor was replaced.
 
-        The status is negative, as of `subprocess`, if the process itself was killed by that signal for good.
+        `older`: when the newest checkpoint was written that was there before the job. The status is negative, as of
+        `subprocess`, if the process itself was killed by that signal for good.
         """
         import ray
 
@@ -290,6 +292,9 @@ class RayNode:
         with suppress(OSError):
             os.chdir(self.folder)
         for restart in range(self.restarts + 1):
+            starts_anew = "--nodes" not in arguments and "--resume=newest" not in arguments
+            if replaced and starts_anew and _newest_time(Path(run_folder)) > older:
+                arguments = [*arguments, "--resume=newest"]  # no other node is there to say it
             began, lines = time.time(), deque[str](maxlen=_LINES)
             status = self._process(arguments, lines)
             if status >= 0:
@@ -304,9 +309,6 @@ class RayNode:
                 break
             print(f"{cause}, and is started again (restart {restart + 1} of {self.restarts})", flush=True)
             replaced = True
-            saved = any(Path(run_folder, "checkpoints").glob("step-*"))
-            if "--nodes" not in arguments and "--resume=newest" not in arguments and saved:
-                arguments = [*arguments, "--resume=newest"]  # no other node is there to say it
         # One that was asked to stop is not lost: the others were asked, too, and a second request ends them at once.
         return 128 - status if self.stopped else status, cause, replaced
 
@@ -334,6 +336,15 @@ class RayNode:
         process = self.process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
+
+
+def _newest_time(run: Path) -> float:
+    """When the newest checkpoint of a run was written, by its disk; 0 without one."""
+    times = [0.0]
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        with suppress(FileNotFoundError):  # a process that is not dead yet deletes it
+            times.append(checkpoint.stat().st_mtime)
+    return max(times)
 
 
 def _cause(status: int, run: Path, lines: Sequence[str], began: float) -> str:

@@ -147,6 +147,32 @@ def test_a_job_of_one_node_goes_on_from_its_checkpoint(
     assert [words[2:] for words in starts] == [[], [], [], ["--resume=newest"]]
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_job_of_one_node_goes_on_from_no_older_run(
+    replaced: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An actor that Ray made again began at step 0, and a process that was killed early went on with an older run."""
+    node, starts = node_that_ends(monkeypatch, [-9, 0] * 2, 3)
+    sys.modules["ray"].get_runtime_context().was_current_actor_reconstructed = replaced
+    (checkpoint := tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    written = checkpoint.stat().st_mtime
+    node.run(["train", "r.yaml"], str(tmp_path), written)  # it was there before the job
+    node.run(["train", "r.yaml"], str(tmp_path), written - 1)
+    resumed = ["--resume=newest"]
+    assert [words[2:] for words in starts] == [[], [], resumed if replaced else [], resumed]
+
+
+def test_nodes_know_how_old_the_newest_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray := MagicMock())
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", MagicMock())
+    ray.wait.side_effect = lambda waiting, timeout: (waiting[:1], waiting[1:])
+    ray.get.return_value = (0, "", False)
+    (checkpoint := tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    result = RayJob(recipe=RECIPE, nodes=1)._on(ray, None, tmp_path, Signals())
+    actor = ray.remote().options().remote()
+    assert result.status == 0 and actor.run.remote.call_args.args[2] == checkpoint.stat().st_mtime
+
+
 @pytest.mark.processes
 def test_a_process_that_ended_is_let_go() -> None:
     """An actor that Ray ends must not have it: the exception would come in the middle of its deletion."""
