@@ -18,6 +18,7 @@ from typing import Any
 
 from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch import console
+from paddle_dp.launch.batch_numbers import batch_numbers
 from paddle_dp.launch.command import typed
 from paddle_dp.launch.network import free_port
 from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
@@ -110,7 +111,8 @@ class RayJob:
         InstallError without Ray.
         """
         ray = imported("RayJob")
-        recipe = read_recipe(self.recipe, self.settings)
+        numbers = batch_numbers(Path(self.recipe), self.settings, self.ranks_of_node, self.nodes)
+        recipe = read_recipe(self.recipe, [*self.settings, *numbers.overrides])
         total = self.nodes * self.ranks_of_node
         recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
         folder = Path(self.output_dir or recipe.folder).expanduser().absolute()

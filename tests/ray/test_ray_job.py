@@ -290,6 +290,16 @@ def test_nodes_meet_below_the_ports_of_outgoing_connections(monkeypatch: pytest.
         assert host == "10.0.0.1" and 20_000 <= int(port) < 32_768
 
 
+def test_a_batch_per_rank_counts_the_ranks_of_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    read = list[Sequence[str]]()
+    monkeypatch.setattr(ray_job, "read_recipe", lambda path, settings: read.append(settings) or MagicMock())
+    monkeypatch.setattr(ray_job, "connect", MagicMock(side_effect=RayError))  # it goes no further
+    with pytest.raises(RayError):
+        RayJob(RECIPE, settings=["train.batch=8 per rank"], nodes=3, ranks=2, output_dir="a").run()
+    assert read == [["train.batch=8 per rank", "train.batch=48"]]
+
+
 def test_numbers_are_checked() -> None:
     with pytest.raises(UsageError, match=r"RayJob\(nodes=0\): give 1 or more"):
         RayJob(recipe=RECIPE, nodes=0)
