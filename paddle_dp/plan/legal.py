@@ -77,7 +77,13 @@ class Shape:
 
     def along(self, dataset: Any, cut_lengths: bool) -> Shape:
         """This shape with the sequence length of a data set's Config, if it has one."""
-        return replace(self, length=getattr(dataset, "length", 0) or self.length, cut_lengths=cut_lengths)
+        return replace(self, length=sample_length(self, dataset), cut_lengths=cut_lengths)
+
+
+def sample_length(model: Any, dataset: Any) -> int:
+    """The tokens of a sample: the `length` of the data set's Config, or else of the model's; 0 if neither has one."""
+    lengths = (getattr(config, "length", 0) for config in (dataset, model))
+    return next((length for length in lengths if isinstance(length, int) and length), 0)
 
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:

@@ -15,6 +15,7 @@ from paddle_dp.plan.bound import WorkOrder
 from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.fullest_rank import USABLE_MEMORY, rank_activations
 from paddle_dp.plan.layout import Blocks, Layout, RankMemory, rank_memories
+from paddle_dp.plan.legal import sample_length
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.traced_model import TracedModel
 from paddle_dp.plan.transformer import Transformer, transformer
@@ -128,7 +129,7 @@ def between(recipe: Recipe, layout: Layout) -> Between | None:
     head_width = getattr(model, "head_width", None)
     widths = model.heads * head_width / model.width if head_width else 1.0  # of q and of attention's output
     return Between(
-        numbers=samples * model.length * model.width,
+        numbers=samples * sample_length(model, recipe.dataset.config) * model.width,
         bytes=activation_bytes(recipe, layout),
         attention=widths * (2 + 2 * kv_fraction),
     )
@@ -177,8 +178,7 @@ def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None
     """The sizes of the model with these blocks: exact for equal blocks of attention and an MLP, by the settings of
     another transformer, by the operators of another model; None if these cannot be read."""
     config = recipe.model.config
-    length = getattr(recipe.dataset.config, "length", 0)
-    sizes = transformer(config, length if isinstance(length, int) else 0, blocks)
+    sizes = transformer(config, sample_length(config, recipe.dataset.config), blocks)
     if isinstance(sizes, Transformer):
         return sizes
     if isinstance(config, TransformerSizes):

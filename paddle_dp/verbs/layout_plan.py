@@ -23,7 +23,7 @@ from paddle_dp.plan.devices import Device, used_cards
 from paddle_dp.plan.error_bars import BARS, RUNS, STAGE3, TIE
 from paddle_dp.plan.kernel_time import SHEET, Rates
 from paddle_dp.plan.layout import Layout, total_parameters
-from paddle_dp.plan.legal import Shape
+from paddle_dp.plan.legal import Shape, sample_length
 from paddle_dp.plan.memory import Widths, states_of
 from paddle_dp.plan.probe import Probe
 from paddle_dp.plan.ranking import LayoutRanking, Misfit, PlannedLayout, Planner
@@ -159,8 +159,8 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
             f"{key}: a plan counts the products of a model that is trained whole. Leave it out of the plan's "
             "recipe: its step is another."
         )
-    length = getattr(recipe.dataset.config, "length", 0)
-    sizes = transformer(recipe.model.config, length if isinstance(length, int) else 0, blocks)
+    length = sample_length(recipe.model.config, recipe.dataset.config)
+    sizes = transformer(recipe.model.config, length, blocks)
     if isinstance(sizes, str) and all(
         hasattr(recipe.model.config, name) for name in ("width", "depth", "heads")
     ):

@@ -110,6 +110,13 @@ def test_activations_are_counted_for_transformers_and_their_heads():
     assert said("large_classifier", 2)[-1] == ACTIVATIONS
 
 
+def test_a_step_sends_the_tokens_of_its_data_and_not_all_that_the_model_could_read() -> None:
+    """A folder of Llama 3.2 has a length of 131,072, and 512 tokens of data sent 256 times as much."""
+    lengths = ("model.length=16", "model.length=131072")
+    plain, long = (said("llama_tiny", 2, None, "strategy.tensor=2", length) for length in lengths)
+    assert plain == long and any("of activations" in line for line in plain)
+
+
 @pytest.mark.long
 def test_a_rank_of_cut_convolutions_is_built_with_the_parameters_that_were_computed():
     lines = said(
