@@ -30,9 +30,9 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     the activations are not known."""
     layout, blocks = layout_of(recipe, ranks), blocks_of(recipe)
     layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, activation_bytes(recipe, layout))
-    memories = rank_memories(blocks, layout)
-    model = sizes_of(recipe, blocks)
-    if model is None:
+    memories, model = rank_memories(blocks, layout), sizes_of(recipe, blocks)
+    reading = [memory for memory in memories if layout.degrees.reads(memory.rank)]
+    if any(activations(recipe, model, layout, blocks, memory) is None for memory in reading):
         raise UsageError(
             f"train.micro_batches=auto: what model {recipe.model.name} keeps for its backward is not known by "
             "arithmetic. Give a number: more of them take less memory."

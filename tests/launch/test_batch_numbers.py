@@ -22,6 +22,7 @@ from paddle_dp.verbs.forecast import activations, fitting, layout_of, sizes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT, CONVNET = ROOT / "configs/gpt_tiny.yaml", ROOT / "configs/digits_convnet.yaml"
+MLP = ROOT / "configs/digits_mlp.yaml"
 AVAILABLE = 4 << 20
 
 
@@ -152,6 +153,14 @@ def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
 def test_what_cannot_be_told_is_refused(file: Path, word: str, nodes: int, sentence: str) -> None:
     with pytest.raises(UsageError, match=rf"^train\.micro_batches=.*{sentence}"):
         batch_numbers(file, [f"train.micro_batches={word}"], 2, nodes)
+
+
+def test_auto_is_refused_where_what_a_rank_keeps_is_not_known() -> None:
+    """An mlp on a tensor axis: its activations counted as none, and one micro-batch fitted always."""
+    auto = "train.micro_batches=auto 1 GB"
+    assert batch_numbers(MLP, ["strategy={use: hybrid}", auto], 2).overrides == ("train.micro_batches=1",)
+    with pytest.raises(UsageError, match="what model mlp keeps for its backward is not known by arithmetic"):
+        batch_numbers(MLP, ["strategy={use: hybrid, tensor: 2}", auto], 2)
 
 
 def test_with_devices_the_amount_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
