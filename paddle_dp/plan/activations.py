@@ -108,12 +108,19 @@ def activation_bytes(
     """
     local_blocks = [number for stage in stages for number in stage]
     layers = [number for number in local_blocks if 0 < number < blocks - 1]
-    recomputed = [number for number in layers if recompute.blocks and number % recompute.blocks == 0]
+    recomputed = {*layers} & {*recomputed_blocks(blocks, recompute)}
     plain = tokens.block("selective" if recompute.attention or flash else "none")
     size = in_flight * ((len(layers) - len(recomputed)) * plain + len(recomputed) * tokens.block("full"))
     size += plain if recomputed else 0.0  # the block that is in backward now
     logits = (LOGIT_PEAK - 4) * tokens.length * tokens.samples * tokens.vocab / tokens.tensor
     return size + (tokens.head() + logits if blocks - 1 in local_blocks else 0.0)
+
+
+def recomputed_blocks(blocks: int, recompute: Recompute) -> range:
+    """The numbers of the blocks that backward computes again, of so many, as `model.recompute` does: never the last,
+    nor the first, whose inputs are samples and need no gradient."""
+    every = recompute.blocks
+    return range(max(every - 1, 1), blocks - 1, every) if every else range(0)
 
 
 def in_flight(schedule: str, pipeline: int, pp_rank: int, micro_batches: int, virtual_stages: int) -> float:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from math import prod
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
+from paddle_dp.plan.activations import recomputed_blocks
 from paddle_dp.plan.layout import (
     Blocks,
     Layout,
@@ -160,12 +161,12 @@ def _fetched(
     )
     forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(numbered_layers))]
     backward: list[tuple[Kind, int]] = []  # ends at the first layer that learns
-    every = layout.recompute.blocks
+    again = recomputed_blocks(len(blocks), layout.recompute)
     for number in reversed(memory.blocks):
         block_layers = [
             at for at in range(len(numbered_layers)) if numbered_layers[at][0] == number and at >= first
         ]
-        recomputed = block_layers if every and 0 < number < len(blocks) - 1 and number % every == 0 else []
+        recomputed = block_layers if number in again else []
         backward += [("backward", at) for at in (*recomputed, *reversed(block_layers))]
     single_pass = [*forward, *backward]
     if layout.degrees.pipeline > 1:
@@ -187,7 +188,7 @@ def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Betwe
     """Exchanges within blocks, for which the rank waits."""
     tensor, sequence = layout.degrees.tensor, layout.degrees.sequence
     layers = [number for number in memory.blocks if 0 < number < blocks - 1]
-    recomputed = sum(1 for n in layers if layout.recompute.blocks and n % layout.recompute.blocks == 0)
+    recomputed = len({*memory.blocks} & {*recomputed_blocks(blocks, layout.recompute)})
     first, last = 0 in memory.blocks, blocks - 1 in memory.blocks
     if tensor > 1:
         size = 2 * (tensor - 1) / tensor * between.size / sequence

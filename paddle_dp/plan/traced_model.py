@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from paddle_dp.plan.activations import LOGIT_PEAK
+from paddle_dp.plan.activations import LOGIT_PEAK, recomputed_blocks
 from paddle_dp.plan.candidates import Candidate, Numerics, workload_of
 from paddle_dp.plan.devices import Device
 from paddle_dp.plan.kernel_time import HOST_OPERATORS, LOSS_BYTES, Rates
@@ -138,11 +138,6 @@ class TracedModel:
         widest = number * float(wide[here].max()) if here.any() else 0.0
         scores = LOGIT_PEAK * self.outputs if self.blocks - 1 in local else 0.0
         return float(samples * (in_flight * waiting + repeated + max(widest, scores)))
-
-
-def recomputed_blocks(blocks: int, recompute: Recompute) -> range:
-    """The numbers of the blocks that backward computes again, of so many: as `model.recompute` does, never the last."""
-    return range(recompute.blocks - 1, blocks - 1, recompute.blocks) if recompute.blocks else range(0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
+from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight, recomputed_blocks
 from paddle_dp.units import Recompute
 
 # Table 3: the 175B model, s 2048, v 51200, t 8; the paper's b is 1.
@@ -67,6 +67,13 @@ def test_what_is_recomputed_is_there_once():
     half = activation_bytes(tokens, stages, 10, Recompute.parse("every 2 blocks"), 1.0)
     assert none - full == 7 * tokens.block("none") - 8 * tokens.block("full")
     assert full < half < none
+
+
+def test_backward_computes_the_same_blocks_again_as_the_package_does():
+    """Every second block, and neither the last nor the first: nobody needs the gradient of its inputs."""
+    words = {"full": [1, 2, 3], "every 2 blocks": [1, 3], "every 3 blocks": [2], "none": []}
+    for word, numbers in words.items():
+        assert [*recomputed_blocks(5, Recompute.parse(word))] == numbers
 
 
 def test_wider_numbers_take_more():

@@ -195,6 +195,23 @@ def test_a_sequence_rank_keeps_the_share_that_the_plan_says(tmp_path: Path) -> N
         assert kept == pytest.approx(planned, rel=0.1), (kept, planned)
 
 
+def test_every_second_block_is_computed_again_as_the_plan_says(tmp_path: Path) -> None:
+    """Of an embedding, three blocks and a head these are blocks 1 and 3; the plan counted block 2."""
+    overrides = (
+        "model={use: gpt, vocab: 32, width: 64, depth: 3, heads: 4, length: 256}",
+        "dataset={use: random_tokens, vocab: 32, length: 256, samples: 64}",
+        "train.batch=4",
+    )
+    how = "recompute: every 2 blocks"
+    (whole,) = run_ranks(measured, 1, str(tmp_path), "{use: single}", -1, overrides)
+    (half,) = run_ranks(measured, 1, str(tmp_path), f"{{use: single, {how}}}", -1, overrides)
+    kept = (half["tensors"] - half["state"]) / (whole["tensors"] - whole["state"])
+    planned = half["activations"] / whole["activations"]
+    assert kept == pytest.approx(planned, rel=0.15), (kept, planned)
+    for rank in run_ranks(measured, 2, str(tmp_path), f"{{use: hybrid, tensor: 2, {how}}}", -1, overrides):
+        assert rank["planned"] <= rank["sent"] <= 1.05 * rank["planned"], rank
+
+
 @pytest.mark.long
 def test_a_server_has_what_waits_for_a_late_worker_and_a_worker_no_more_than_it_says(tmp_path: Path) -> None:
     server, *workers = run_ranks(measured, 4, str(tmp_path), "{use: parameter_server}", 3)

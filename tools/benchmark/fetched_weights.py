@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paddle_dp.plan.activations import recomputed_blocks
 from paddle_dp.plan.layout import Blocks, Layout, Weight, layer_loads, layers
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.sharded import chunks, travels
@@ -35,10 +36,11 @@ def uses(blocks: Blocks, passes: Passes, layout: Layout, owners: Mapping[str, in
     loads = [tuple(load) for load in layer_loads([layer for _, layer in table], owners, layout)]
     # The layers of each block in each pass, and how many of them run forward.
     order: list[tuple[list[int], int]] = []
+    again = recomputed_blocks(len(blocks), layout.recompute)
     for kind, numbers in passes:
         for number in numbers:
             own = [at for at, (block, _) in enumerate(table) if block == number]
-            ahead = own if kind == "forward" or is_recomputed(layout, len(blocks), number) else []
+            ahead = own if kind == "forward" or number in again else []
             order.append(([*ahead, *(reversed(own) if kind == "backward" else ())], len(ahead)))
     flat = tuple(at for of_block, _ in order for at in of_block)
     numbers = chunks([loads[at] for at in flat]) if layout.prefetch else [*range(len(flat))]
@@ -60,9 +62,3 @@ def uses(blocks: Blocks, passes: Passes, layout: Layout, owners: Mapping[str, in
         for at, go, number, of_use in zip(flat, goes, numbers, gradients, strict=True)
     )  # fmt: skip
     return [[next(made) for _ in of_block] for of_block, _ in order]
-
-
-def is_recomputed(layout: Layout, blocks: int, number: int) -> bool:
-    """Whether backward computes this one of the model's `blocks` once more: no end of it is."""
-    every = layout.recompute.blocks
-    return bool(every) and 0 < number < blocks - 1 and number % every == 0

@@ -19,11 +19,12 @@ from typing import Any
 from paddle_dp.exchange.bucketed_gradients import MOST_WAITING, WAITING
 from paddle_dp.exchange.buckets import LARGEST, MIN_BUCKETS, SMALLEST
 from paddle_dp.mesh.degrees import REPLICA_AXES
+from paddle_dp.plan.activations import recomputed_blocks
 from paddle_dp.plan.bound import Compute
 from paddle_dp.plan.exchange import Between
 from paddle_dp.plan.layout import Blocks, Layout, Weight, distinct_weights, owned
 from paddle_dp.plan.pipeline_schedule import Work, orders
-from tools.benchmark.fetched_weights import Use, is_recomputed, uses
+from tools.benchmark.fetched_weights import Use, uses
 from tools.benchmark.forecast import block_shares
 from tools.benchmark.link_events import Key, Kind, Link, Op, Play, Transfer
 
@@ -164,10 +165,11 @@ class _RankScript:
         compute = script.compute.forward if forward else script.compute.backward
         equal = self.degrees.pipeline / script.micro_batches
         is_last = work.micro_batch == script.micro_batches - 1
+        again = recomputed_blocks(len(script.blocks), self.layout.recompute)
         for number in self._numbers(work):
             self._need_new(step, name, number)
             seconds = compute * script.shares[number] * equal
-            if not forward and is_recomputed(self.layout, len(script.blocks), number):
+            if not forward and number in again:
                 seconds += script.compute.forward * script.shares[number] * equal
             self._block(name, number, seconds)
             if not forward and self.stage < 3 and (is_last or self.stage == 2):
