@@ -47,8 +47,8 @@ class Tokens:
     """The sizes of one micro-batch in a block on one rank, and how the tensor axis splits it; `bytes` per number.
 
     `attended`: the tokens of a whole sample, of which a rank of a sequence axis has `length` (0: it has all of them).
-    `masked`: attention has a mask of documents. `kv_fraction`: heads of keys and values for each of q. An MLP of
-    `hidden` (0: 4·width) numbers has `matrices` products, 3 if it is gated.
+    `masked`: attention has a mask of documents. `kv_fraction`: heads of keys and values for each of q, of
+    `head_width` (0: width / heads). An MLP of `hidden` (0: 4·width) numbers has `matrices` products, 3 if it is gated.
     """
 
     length: int
@@ -60,6 +60,7 @@ class Tokens:
     sequence_parallel: bool = False
     bytes: int = 2
     kv_fraction: float = 1.0
+    head_width: int = 0
     hidden: int = 0
     matrices: int = 2
     attended: int = 0
@@ -84,8 +85,8 @@ class Tokens:
     def cut_numbers(self) -> float:
         """Bytes that the tensor axis splits, for each number of the width: q, the output, keys and values in 16 bits,
         twice; in the MLP each product's output, and the activation's (GPT: 24)."""
-        hidden = self.hidden or 4 * self.width
-        return 4 + 4 * self.kv_fraction + 2 * self.matrices * hidden / self.width
+        hidden, queries = self.hidden or 4 * self.width, self.heads * self.head_width or self.width
+        return (queries * (4 + 4 * self.kv_fraction) + 2 * self.matrices * hidden) / self.width
 
     def head(self) -> float:
         """Bytes that the final norm, the logits and the loss keep of one micro-batch."""

@@ -112,6 +112,6 @@ def rank_activations(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
         bytes=form.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden, matrices=model.matrices,
-        attended=model.length, masked=form.masked,
+        attended=model.length, masked=form.masked, head_width=model.head_width,
     )  # fmt: skip
     return activation_bytes(tokens, memory.stages, blocks, layout.recompute, waiting, form.flash)

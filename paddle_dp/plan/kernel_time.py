@@ -121,10 +121,9 @@ def _both_ways(m: Numbers, n: Numbers, k: Numbers, load: Workload, rates: Rates)
 def _linear_layers(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbers, Numbers]:
     """The four linear layers of a block: q with k and v, the output, into the MLP and out of it."""
     width, t = load.width, load.tensor
-    kv = load.kv_heads * width / load.heads
     shapes = (
-        ((width + 2 * kv) / t, width),
-        (width, width / t),
+        ((load.queries + 2 * load.keys) / t, width),
+        (width, load.queries / t),
         ((load.matrices - 1) * load.hidden / t, width),
         (width, load.hidden / t),
     )
@@ -137,11 +136,11 @@ def _linear_layers(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbe
 def _attention(load: Workload, rates: Rates) -> tuple[Numbers, Numbers]:
     """Scores, and their products with the values: of whole squares, or of the causal half by flash attention, which
     skips no tile where a mask of documents is read."""
-    head_width, heads = load.width / load.heads, load.heads / load.tensor
+    heads = load.heads / load.tensor
     rows = np.where(load.ulysses == 1, load.length, load.length / load.sequence)
     count = load.micro * np.where(load.ulysses == 1, heads / load.sequence, heads)
-    dense = 2 * product_seconds(rows, load.length, head_width, load, rates, count)
-    causal = 2 * rows * load.length * head_width * count  # FLOPs of half of both products
+    dense = 2 * product_seconds(rows, load.length, load.head_width, load, rates, count)
+    causal = 2 * rows * load.length * load.head_width * count  # FLOPs of half of both products
     flash = (1 + load.masked) * causal / (load.peak * rates.gemm * FLASH_SHARE) + rates.gap
     return (
         np.where(load.flash == 1, flash, dense),
@@ -152,13 +151,13 @@ def _attention(load: Workload, rates: Rates) -> tuple[Numbers, Numbers]:
 def _elementwise(load: Workload, rates: Rates, tokens: Numbers) -> tuple[Numbers, Numbers]:
     """Kernels that only move bytes, in forward; and the share of the scores: softmax and dropout.
 
-    In 16 bits a token moves 22 bytes a number of its width for norms, dropout and residuals, 28 for copies of q, k, v
-    and attention's output, 4 for a number inside the MLP (read and written); a score moves 9: written, read and written
-    by the softmax and by its dropout, with a mask of one byte.
+    In 16 bits a token moves 22 bytes a number of its width for norms, dropout and residuals, 28 a number of q for
+    copies of q, k, v and attention's output, 4 a number inside the MLP (read and written); a score moves 9: written,
+    read and written by the softmax and by its dropout, with a mask of one byte.
     """
     width, t, narrow = load.width, load.tensor, load.number / 2
     along = np.where(load.sequence_parallel == 1, t, 1.0)
-    between = tokens * width * 22 / along + tokens * width * 28 / t
+    between = tokens * width * 22 / along + tokens * load.queries * 28 / t
     inside = tokens * load.hidden * (load.matrices - 1) * 4 / t
     square = load.micro * load.heads / t * load.length * load.length / load.sequence
     rate = load.memory_rate * rates.memory

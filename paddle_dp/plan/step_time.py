@@ -177,9 +177,8 @@ def sequence_seconds(load: Workload, rates: Rates) -> Numbers:
     output exchanged for heads (Jacobs et al., arXiv:2309.14509)."""
     n = load.sequence
     tokens = load.micro * load.length / n
-    kv = load.kv_heads * load.width / load.heads
-    gathered = (n - 1) * tokens * 2 * kv / load.tensor * load.number
-    exchanged = (n - 1) / n * tokens * (2 * load.width + 2 * kv) / load.tensor * load.number
+    gathered = (n - 1) * tokens * 2 * load.keys / load.tensor * load.number
+    exchanged = (n - 1) / n * tokens * (2 * load.queries + 2 * load.keys) / load.tensor * load.number
     share = np.minimum(load.node, load.tensor * n)  # cards of a node that use its network at the same time
     across = np.minimum(load.node_link * rates.node_link / share, load.card_link * rates.card_link)
     inside = (in_a_node(load.tensor * n, load) == load.tensor * n) & (load.ulysses == 1)

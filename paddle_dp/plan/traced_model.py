@@ -210,8 +210,8 @@ def traced_step_time(
     For the exchanges the model is blocks of one token, as wide as the most that a block hands to the next.
     """
     stand_in = Transformer(
-        depth=model.blocks, width=round(max(model.handed, default=1.0)), heads=1, kv_heads=1, hidden=1, matrices=2,
-        vocab=0, length=1, tables=0,
+        depth=model.blocks, width=round(max(model.handed, default=1.0)), heads=1, kv_heads=1, head_width=1, hidden=1,
+        matrices=2, vocab=0, length=1, tables=0,
     )  # fmt: skip
     load = workload_of(stand_in, choices, device, replace(numerics, update_flops=0.0))
     times = lru_cache(maxsize=None)(

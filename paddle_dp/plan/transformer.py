@@ -15,15 +15,16 @@ NEAR = 0.01  # a block's matrices may differ from the formula by so much: biases
 class Transformer:
     """Sizes of a model of equal blocks between an embedding and a head.
 
-    `depth` blocks of `width`, with `heads` of q and `kv_heads` of k and v; an MLP of `hidden` with `matrices` products
-    (3: gated); `vocab` words in the head, for each of `length` tokens; `tables`: embedding and head of their own (2) or
-    one for both (1). `causal`: a token attends to earlier ones alone, as decoders do.
+    `depth` blocks of `width`, with `heads` of q and `kv_heads` of k and v, `head_width` each; an MLP of `hidden` with
+    `matrices` products (3: gated); `vocab` words in the head, for each of `length` tokens; `tables`: embedding and head
+    of their own (2) or one for both (1). `causal`: a token attends to earlier ones alone, as decoders do.
     """
 
     depth: int
     width: int
     heads: int
     kv_heads: int
+    head_width: int
     hidden: int
     matrices: int
     vocab: float
@@ -33,7 +34,7 @@ class Transformer:
 
     def columns(self) -> dict[str, float]:
         """The sizes as columns of a workload, but for `tables`, which depend on the pipeline."""
-        sizes = ("depth", "width", "heads", "kv_heads", "hidden", "matrices", "vocab", "length")
+        sizes = ("depth", "width", "heads", "kv_heads", "head_width", "hidden", "matrices", "vocab", "length")
         return {name: float(getattr(self, name)) for name in sizes}
 
 
@@ -59,7 +60,8 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
         return f"it has {len(blocks)} ordered blocks, and {depth} between an embedding and a head make {depth + 2}"
     kv_heads = _integer(config, "kv_heads") or heads
     hidden = _integer(config, "hidden") or 4 * width
-    attention = width * (2 * width + 2 * kv_heads * width // heads)
+    head_width = _integer(config, "head_width") or width // heads
+    attention = width * head_width * (2 * heads + 2 * kv_heads)
     stored = matrix_elements(blocks[1])
     other = next((n for n, block in enumerate(blocks[1:-1], 1) if matrix_elements(block) != stored), None)
     if other is not None:
@@ -75,8 +77,9 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
             f"{attention + 2 * width * hidden:,}, or gated {attention + 3 * width * hidden:,}"
         )
     return Transformer(
-        depth=depth, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, matrices=matrices, vocab=vocab,
-        length=length, tables=1 if getattr(config, "tied", False) else 2, causal=bool(getattr(config, "causal", True)),
+        depth=depth, width=width, heads=heads, kv_heads=kv_heads, head_width=head_width, hidden=hidden,
+        matrices=matrices, vocab=vocab, length=length, tables=1 if getattr(config, "tied", False) else 2,
+        causal=bool(getattr(config, "causal", True)),
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ Numbers = npt.NDArray[np.float64]
 class Workload:
     """Layouts of training steps, [n] each.
 
-    Model: `depth` blocks of `width`, `heads` query heads, `kv_heads` of keys and values, an MLP of `hidden` inside with
-    `matrices` products (2; 3 if it is gated), a head over `vocab` words, `length` tokens a sample;
+    Model: `depth` blocks of `width`, `heads` query heads, `kv_heads` of keys and values, `head_width` each, an MLP of
+    `hidden` inside with `matrices` products (2; 3 if it is gated), a head over `vocab` words, `length` tokens a sample;
     `tables` of the vocabulary on the rank with most of them, embedding and head.
     Layout: the degrees `tensor`, `pipeline`, `data` (all ranks with other samples), `sequence`; `sharded`: the ranks
     among which ZeRO shards, `stage` 0 to 3; `virtual_stages` of a rank; `full_depth` and `last_depth`: blocks on the
@@ -41,6 +41,7 @@ class Workload:
     width: Numbers
     heads: Numbers
     kv_heads: Numbers
+    head_width: Numbers
     hidden: Numbers
     matrices: Numbers
     vocab: Numbers
@@ -100,17 +101,26 @@ class Workload:
 
     @property
     def flops(self) -> Numbers:
-        """FLOPs of a step's products on all ranks, nothing recomputed: 6 a weight and token, and 12·length·width a
-        token and block for attention, whole squares of scores (Narayanan et al., arXiv:2104.04473, appendix)."""
+        """FLOPs of a step's products on all ranks, nothing recomputed: 6 a weight and token, and 12·length·queries
+        a token and block for attention, whole squares of scores (Narayanan et al., arXiv:2104.04473, appendix)."""
         dense = self.depth * self.block_weights + self.vocab * self.width
-        scores = 12 * self.depth * self.length * self.width
+        scores = 12 * self.depth * self.length * self.queries
         return (6 * dense + scores) * self.micro * self.micros * self.data * self.length
+
+    @property
+    def queries(self) -> Numbers:
+        """Numbers of a token's q, and of attention's output."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> Numbers:
+        """Numbers of a token's k, and of its v."""
+        return self.kv_heads * self.head_width
 
     @property
     def block_weights(self) -> Numbers:
         """Weights in the products of one block of the whole model."""
-        kv = self.kv_heads * self.width / self.heads
-        return self.width * (2 * self.width + 2 * kv) + self.matrices * self.width * self.hidden
+        return self.width * (2 * self.queries + 2 * self.keys) + self.matrices * self.width * self.hidden
 
 
 _NEUTRAL = {
@@ -125,6 +135,7 @@ def complete(row: Mapping[str, float]) -> dict[str, float]:
     """The row with each missing setting: neutral, or derived from others, as GPT-2 and Megatron do."""
     full = {**_NEUTRAL, **row}
     full["kv_heads"] = full.get("kv_heads") or full["heads"]
+    full["head_width"] = full.get("head_width") or full["width"] / full["heads"]
     full["hidden"] = full.get("hidden") or 4 * full["width"]
     full.setdefault("sharded", full["data"] * full["sequence"] if full["stage"] else 1)
     full.setdefault("full_depth", full["depth"] / full["pipeline"])

@@ -178,13 +178,15 @@ def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None
     """The sizes of the model with these blocks: exact for equal blocks of attention and an MLP, by the settings of
     another transformer, by the operators of another model; None if these cannot be read."""
     config = recipe.model.config
-    sizes = transformer(config, sample_length(config, recipe.dataset.config), blocks)
+    length = sample_length(config, recipe.dataset.config)
+    sizes = transformer(config, length, blocks)
     if isinstance(sizes, Transformer):
         return sizes
     if isinstance(config, TransformerSizes):
         return Transformer(
-            depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=config.length,
-            tables=2, kv_heads=getattr(config, "kv_heads", config.heads), hidden=4 * config.width, matrices=2,
+            depth=config.depth, width=config.width, heads=config.heads, vocab=config.vocab, length=length, tables=2,
+            kv_heads=getattr(config, "kv_heads", config.heads), hidden=getattr(config, "hidden", 0) or 4 * config.width,
+            head_width=getattr(config, "head_width", None) or config.width // config.heads, matrices=2,
         )  # fmt: skip
     with suppress(UsageError):
         traced = traced_recipe(recipe)

@@ -72,9 +72,9 @@ def product_shapes(recipe: Recipe) -> list[tuple[int, int, int]]:
         largest = {(min(MOST_TOKENS, round(samples * m)), round(n), round(k)): None for m, n, k in sides}
         return [*largest][:PRODUCTS]
     tokens = min(MOST_TOKENS, samples * model.length)
-    kv = model.kv_heads * model.width // model.heads
+    queries, keys = (number * model.head_width for number in (model.heads, model.kv_heads))
     shapes = [
-        (tokens, model.width + 2 * kv, model.width), (tokens, model.width, model.width),
+        (tokens, queries + 2 * keys, model.width), (tokens, model.width, queries),
         (tokens, (model.matrices - 1) * model.hidden, model.width), (tokens, model.width, model.hidden),
         (tokens, max(1, round(model.vocab)), model.width),
     ]  # fmt: skip

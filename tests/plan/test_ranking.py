@@ -33,17 +33,18 @@ from paddle_dp.plan.transformer import Transformer, transformer
 from paddle_dp.units import Recompute
 
 GPT = Transformer(
-    depth=24, width=4096, heads=32, kv_heads=32, hidden=16384, matrices=2, vocab=50304, length=2048, tables=2
-)
+    depth=24, width=4096, heads=32, kv_heads=32, head_width=128, hidden=16384, matrices=2, vocab=50304, length=2048,
+    tables=2,
+)  # fmt: skip
 LOW = Numerics(low=True, widths=Widths.for_states(2), flash=True)
 
 
 def blocks(model: Transformer = GPT) -> list[list[Weight]]:
     """The weights of GPT blocks: q, k and v together, the output, the MLP's two; and the two tables."""
-    width, hidden = model.width, model.hidden
+    width, hidden, queries = model.width, model.hidden, model.heads * model.head_width
     shapes = {
-        "qkv": (width, 3 * width),
-        "out": (width, width),
+        "qkv": (width, 3 * queries),
+        "out": (queries, width),
         "up": (width, hidden),
         "down": (hidden, width),
     }
@@ -235,6 +236,19 @@ def test_sizes_come_from_settings_and_are_held_against_the_weights() -> None:
     extra = Weight(name="gate", size=4096 * 16384, shape=(4096, 16384))
     found = transformer(Sizes(), 0, [[*block, extra] for block in gated])
     assert isinstance(found, Transformer) and found.matrices == 3
+
+
+def test_heads_may_have_a_width_of_their_own() -> None:
+    """As those of Qwen3-0.6B and of ERNIE 4.5, whose blocks were taken for another architecture's."""
+    wide = replace(GPT, head_width=256)
+    assert transformer(Sizes(head_width=256), 0, blocks(wide)) == wide
+    choices = [Candidate(degrees=Degrees(sequence=2), micro=1, micro_batches=32)]
+    plain, double = (workload_of(model, choices, DEVICES["a100-80"], LOW) for model in (GPT, wide))
+    assert double.block_weights - plain.block_weights == 4 * 4096**2
+    assert double.flops - plain.flops == (6 * 4 * 4096**2 + 12 * 2048 * 4096) * 24 * 32 * 2048
+    layout = Candidate(degrees=Degrees(data=8), micro=1, micro_batches=32)
+    kept = [FullestRank(blocks(model), model, LOW).bytes_of(layout).activations for model in (GPT, wide)]
+    assert kept[1] - kept[0] == pytest.approx(24 * 8 * 2048 * 4096)  # q, k, v and the output, in 16 bits
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_gpt_takes_the_same_time_by_its_operators_and_by_its_settings(
 ) -> None:
     """Two countings that share nothing but the roofline and the links: by 5 % at most."""
     settings = {name: GPT[name] for name in ("depth", "width", "heads", "vocab", "length")}
-    sizes = Transformer(kv_heads=16, hidden=4096, matrices=2, tables=2, **settings)
+    sizes = Transformer(kv_heads=16, head_width=64, hidden=4096, matrices=2, tables=2, **settings)
     numerics = Numerics(low=low, widths=Widths.for_states(2, low=low), flash=False)
     layout = choice(4, 4, recompute, **degrees)
     by_settings = step_time(workload_of(sizes, [layout], A100, numerics)).seconds[0]
@@ -118,6 +118,14 @@ def test_a_gpt_takes_the_same_time_by_its_operators_and_by_its_settings(
     assert by_operators == pytest.approx(by_settings, rel=0.05)
     flops = workload_of(sizes, [layout], A100, numerics).flops[0] / (16 * Degrees(**degrees).dp_size)
     assert traced_gpt.flops == pytest.approx(flops, rel=0.01)
+
+
+def test_heads_of_another_width_have_the_products_of_their_operators() -> None:
+    settings: dict[str, Any] = {"vocab": 512, "width": 256, "depth": 2, "hidden": 512, "length": 128}
+    settings |= {"heads": 4, "kv_heads": 2, "head_width": 96}
+    traced = traced_model(find("models", "llama")(**settings).build, [((128,), "int64")])
+    sizes = Transformer(matrices=3, tables=2, **settings)
+    assert traced.flops == pytest.approx(workload_of(sizes, [choice(1)], A100, LOW).flops[0], rel=0.01)
 
 
 def test_norms_over_all_ranks_move_more_and_exchange() -> None:

@@ -1,16 +1,18 @@
 """What `paddle-dp check --ranks` says of a recipe is true: by published sizes, and by building a rank's part."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paddle_dp.axes import meta_init
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.plan.bound import Compute, Wire
+from paddle_dp.plan.transformer import Transformer
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.units import LinkSpeed
 from paddle_dp.verbs.check_screen import forecast
-from paddle_dp.verbs.forecast import between, layout_of
+from paddle_dp.verbs.forecast import between, blocks_of, layout_of, sizes_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGE = {  # parameters as published (llama, table 2's "6.7B" to the digit), or as Megatron-LM counts them
@@ -115,6 +117,17 @@ def test_a_step_sends_the_tokens_of_its_data_and_not_all_that_the_model_could_re
     lengths = ("model.length=16", "model.length=131072")
     plain, long = (said("llama_tiny", 2, None, "strategy.tensor=2", length) for length in lengths)
     assert plain == long and any("of activations" in line for line in plain)
+
+
+def test_sizes_are_those_of_the_data_and_of_the_settings() -> None:
+    """Heads of another width than `width` / `heads` made them a stranger's, whose length and MLP were guessed."""
+    recipe = read_recipe(CONFIGS / "llama_tiny.yaml", ["model.head_width=24", "model.length=64"])
+    blocks = blocks_of(recipe)
+    sizes: dict[str, Any] = {"depth": 4, "width": 32, "hidden": 96, "vocab": 64, "length": 16, "tables": 2}
+    sizes |= {"heads": 4, "kv_heads": 2, "head_width": 24}
+    assert sizes_of(recipe, blocks) == Transformer(matrices=3, **sizes)
+    other = [*blocks, blocks[1]]  # of no transformer that the formula knows
+    assert sizes_of(recipe, other) == Transformer(matrices=2, **sizes)
 
 
 @pytest.mark.long
