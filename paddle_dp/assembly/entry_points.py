@@ -179,7 +179,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
 
 def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
-    file, options["to"]."""
+    file, options["to"]. Raises CheckpointError for a checkpoint that holds NaN."""
     from paddle_dp.assembly.build import load_trained, plain_learner
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import tensor_shard
@@ -187,7 +187,7 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
 
     mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])
     learner = plain_learner(recipe, mesh)
-    source = load_trained(recipe, options, learner)
+    source = load_trained(recipe, options, learner).without_nan()
     adapted = merge_low_rank(learner.model)
     tensors = learner.model.state_dict()
     forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}

@@ -139,6 +139,14 @@ class Checkpoint:
         """The name of the first tensor that holds NaN, or None. One tensor at a time is in memory."""
         return next((name for name in self.names if self._has_nan(name)), None)
 
+    def without_nan(self) -> Checkpoint:
+        """Returns itself. Raises CheckpointError if a tensor holds NaN."""
+        if bad := self.first_nan():
+            raise CheckpointError(
+                f"'{bad}' in {self.folder} holds NaN, so nothing was written: name an earlier one."
+            )
+        return self
+
     def _has_nan(self, name: str) -> bool:
         array = self.read(name)
         if self.dtype(name) == "bfloat16":

@@ -23,10 +23,8 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
     Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
     """
     saved = load(checkpoint)
-    if saved.checks is None and (bad := saved.first_nan()):
-        raise CheckpointError(
-            f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
-        )
+    if saved.checks is None:
+        saved.without_nan()
     averaged = averages_in(saved) if ema else frozenset()
     keys = [name.removeprefix(_MODEL) for name in saved.names if name.startswith(_MODEL)]
     names = {key: (_EMA if key in averaged else _MODEL) + key for key in keys}

@@ -22,7 +22,7 @@ from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.tensors import WeightSource, box_at
 from paddle_dp.core.lora import merge_low_rank
-from paddle_dp.errors import CheckpointError, ExportError, UsageError
+from paddle_dp.errors import ExportError, UsageError
 from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.part import lazily
@@ -46,26 +46,18 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
     check_target(folder)
     checkpoint = find(options.get("checkpoint") or "newest", recipe.folder / "checkpoints")
     if options.get("adapter"):
-        saved = _without_nan(load(checkpoint))
+        saved = load(checkpoint).without_nan()
         print(folder, write_adapter(recipe, saved, folder, ema=ema), sep="\n  ", flush=True)
         return
     if is_adapter(checkpoint):
         learner = plain_learner(recipe, join(seed=recipe.train.seed, device=recipe.train.device))
-        load_model(load(checkpoint), learner, ema=ema)
+        load_model(load(checkpoint).without_nan(), learner, ema=ema)
         merge_low_rank(learner.model)
         shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
         weights: WeightSource = Shards(checkpoint, shards)
     else:
-        weights = WeightsOf(_without_nan(load(checkpoint)), ema=ema)
+        weights = WeightsOf(load(checkpoint).without_nan(), ema=ema)
     print(folder, write(recipe, weights, folder), sep="\n  ", flush=True)
-
-
-def _without_nan(saved: Checkpoint) -> Checkpoint:
-    if bad := saved.first_nan():
-        raise CheckpointError(
-            f"'{bad}' in {saved.folder} holds NaN, so nothing was written: name an earlier one."
-        )
-    return saved
 
 
 class Shards:

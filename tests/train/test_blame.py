@@ -22,7 +22,7 @@ from paddle_dp.checkpoint import Checks, Snapshot, TensorShard
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError
 from paddle_dp.export import export as exporting
-from paddle_dp.export import program
+from paddle_dp.export import hugging_face, program
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.recipe import read_recipe
@@ -279,12 +279,19 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
     assert made(tmp_path / "run", resume=True).fit().step == 12
 
 
+DIGITS = """
+model: {use: mlp, inputs: 64, classes: 10}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: adamw}
+strategy: {use: single}
+train: {length: 2 steps, batch: 50}
+callbacks: [{use: checkpoint}]
+"""
+
+
 def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(
-        "model: {use: mlp, inputs: 64, classes: 10}\ndataset: {use: digits}\nloss: {use: cross_entropy}\n"
-        "optimizer: {use: adamw}\nstrategy: {use: single}\ntrain: {length: 2 steps, batch: 50}\n"
-        "callbacks: [{use: checkpoint}]\n"
-    )
+    (tmp_path / "recipe.yaml").write_text(DIGITS)
     recipe = read_recipe(tmp_path / "recipe.yaml", [f"output_dir={tmp_path}"])
     build(recipe, Mesh.alone()).fit("2 steps")
     saved = tmp_path / "checkpoints" / "step-00000002"
@@ -300,6 +307,17 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
     same = [[np.array([[1.0], [NAN]], "float32")]]
     with pytest.raises(ExportError, match="sample 1 is the first"):
         program.check_finite(same)
+
+
+def test_an_adapter_that_is_not_finite_is_not_merged(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{DIGITS}adapter: {{use: lora, rank: 2, match: [head]}}\n")
+    recipe = read_recipe(tmp_path / "recipe.yaml", [f"output_dir={tmp_path}"])
+    build(recipe, Mesh.alone()).fit("2 steps")
+    spoiled(saved := tmp_path / "checkpoints" / "step-00000002", None, "model/head.lora_B")
+    for write, name in ((entry_points.merge, "merged.safetensors"), (hugging_face.export, "hf")):
+        with pytest.raises(CheckpointError, match=r"'model/head\.lora_B' in .* holds NaN"):
+            write(recipe, {"to": str(tmp_path / name), "checkpoint": str(saved)})
+        assert not (tmp_path / name).exists()
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
