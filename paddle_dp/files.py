@@ -20,7 +20,7 @@ FORSAKEN = 3600.0  # seconds without a write after which a writer on another mac
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a path next to `path` for a file or folder that replaces it at the block's end, or goes if that fails."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{_machine()}{os.urandom(2).hex()}")
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}-{_machine()}{os.urandom(2).hex()}"
     try:
         yield partial
         partial.replace(path)

@@ -14,7 +14,12 @@ INFO = "export.json"  # describes the export; a folder with this file is an expo
 
 
 def check_target(folder: Path) -> None:
-    """Raises UsageError for a folder that is neither new, nor empty, nor an older export."""
+    """Raises UsageError for a folder that is neither new, nor empty, nor an older export, and for one that holds the
+    working folder: an export replaces its folder."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{folder} is the working folder, or holds it, and would be replaced: name another folder."
+        )
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / INFO).exists())):
         raise UsageError(f"{folder} holds something else already: name another folder.")
 
@@ -22,6 +27,7 @@ def check_target(folder: Path) -> None:
 @contextmanager
 def new_export(folder: Path) -> Iterator[Path]:
     """Yields a folder to write to, which replaces `folder` at the block's end. Raises ExportError if it cannot."""
+    folder = folder.resolve()
     old = folder.with_name(f".{folder.name}.old")
     try:
         with replacing(folder) as partial:

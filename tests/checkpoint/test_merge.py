@@ -2,6 +2,7 @@
 
 import importlib
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,10 +33,13 @@ def test_pieces_become_whole_and_the_optimizer_stays_behind(tmp_path):
     np.testing.assert_array_equal(found["fc.weight"], WHOLE)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
+def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path, monkeypatch):
     path = saved(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="nowhere"):
         merge(path, tmp_path / "nowhere" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="was not written"):
+        merge(path, Path())
     assert [info.name for info in tmp_path.iterdir()] == ["checkpoints"]
 
 

@@ -15,6 +15,7 @@ from paddle_dp.checkpoint import load
 from paddle_dp.checkpoint.source import SafetensorsFile
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.export.hugging_face import export, tokenizer_files
+from paddle_dp.export.target import check_target, new_export
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
 
@@ -185,3 +186,16 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises((UsageError, CheckpointError), match="step 7"):
         export(made, {"to": str(tmp_path / "other"), "checkpoint": "7"})
     assert not (tmp_path / "other").exists()
+
+
+def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hf/older").mkdir(parents=True)
+    (tmp_path / "hf/export.json").touch()  # an older export, which may be replaced otherwise
+    monkeypatch.chdir(tmp_path / "hf/older")
+    for folder in (Path(), Path(".."), tmp_path / "hf", Path("/")):
+        with pytest.raises(UsageError, match="is the working folder, or holds it"):
+            check_target(folder)
+    check_target(Path("new"))
+    with new_export(Path("../older/../new")) as partial:
+        (partial / "export.json").touch()
+    assert (tmp_path / "hf/new/export.json").exists()
