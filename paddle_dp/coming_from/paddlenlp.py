@@ -234,12 +234,16 @@ def _test_share(c: Configuration, split: Any) -> float:
 
 
 def _floor(c: Configuration) -> float:
-    """The last rate: of pretraining by default 1e-5 where it is below the first; PaddleFormers' min_lr is of cosine."""
+    """The last rate: of pretraining by default 1e-5, to which theirs raises a lower first one, and ours keeps that;
+    PaddleFormers' min_lr is of cosine."""
     kind = choice(c.values.get("lr_scheduler_type", "linear"))
     if kind == "cosine" and c.values.get("min_lr"):
         return number(c, "min_lr", 0.0)
     if c.values.get("input_dir") and not _FORMERS & c.values.keys() and kind in ("linear", "cosine"):
-        return number(c, "min_learning_rate", 1e-5)
+        least = min(number(c, "learning_rate", 5e-5), 1e-5)
+        if least < 1e-5 and c.values.get("min_learning_rate") is None:
+            c.differences.append("The rate stays; theirs rises to 1e-05, their default of min_learning_rate.")
+        return number(c, "min_learning_rate", least)
     c.without_counterpart("min_learning_rate", "fine-tuning does not read it there")
     return 0.0
 

@@ -201,14 +201,21 @@ def schedule_section(
     if kind.startswith("cosine") and c.values.get(extra.get("num_cycles", "num_cycles")) == 0.5:
         c.take(extra.get("num_cycles", "num_cycles"))
     if floor and section["use"] != "constant":
-        if floor >= peak:
-            c.refuse("learning_rate", f"the last rate, {floor:g}, has to be below it")
-        section["floor"] = round(floor / peak, 12)
+        section |= _last_rate(c, kind, floor, peak)
     warmup = warmup_of(c, length, rounding)
     if warmup and kind != "constant":  # theirs passes over it then
         section["warmup"] = warmup
         c.differences.append(shift)
     return section
+
+
+def _last_rate(c: Configuration, kind: str, floor: float, peak: float) -> Section:
+    """The last rate as a share of the peak; a rate that does not fall is constant. Theirs refuses such a polynomial."""
+    if floor == peak and kind != "polynomial":
+        return {"use": "constant"}
+    if floor >= peak:
+        c.refuse("learning_rate", f"the last rate, {floor:g}, has to be below it")
+    return {"floor": round(floor / peak, 12)}
 
 
 def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool) -> list[Section]:

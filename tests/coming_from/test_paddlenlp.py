@@ -169,6 +169,25 @@ def test_one_argument(tmp_path: Path, more: dict[str, Any], section: str, name: 
     assert_each_key_once(c)
 
 
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(
+    ("peak", "least", "same"), [(1e-5, None, True), (5e-6, None, False), (5e-6, 5e-6, True)]
+)
+def test_a_rate_that_does_not_fall_is_constant(
+    tmp_path: Path, kind: str, peak: float, least: float | None, same: bool
+) -> None:
+    """Their default of min_learning_rate is 1e-5, also for a learning_rate below it, which then rises."""
+    c = arguments(
+        tmp_path,
+        **PRETRAIN | {"lr_scheduler_type": kind, "learning_rate": peak, "min_learning_rate": least},
+    )
+    made = recipe(c, 8, model_folder(tmp_path, "llama"))["schedule"]
+    assert made == {"use": "constant", "learning_rate": peak, "warmup": "30 steps"}
+    read_part("schedules", made)
+    assert any("theirs rises to 1e-05" in each for each in c.differences) != same
+    assert_each_key_once(c)
+
+
 def test_lora_adapts_all_linear_layers_of_the_blocks(tmp_path: Path) -> None:
     c = arguments(
         tmp_path, **PRETRAIN | {"lora": True, "lora_rank": 4, "lora_alpha": 3, "tensor_parallel_degree": 1}
