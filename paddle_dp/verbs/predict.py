@@ -172,7 +172,7 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
                 target = paddle.to_tensor(sample.target[None])
                 summed, counted = loss(outputs[row : row + 1], target)
                 total, count = float(summed), number(counted)
-                if count == 1.0:  # a mean over the sample's targets: a text's last window has fewer
+                if loss.counted == "samples":  # a mean over its targets: a text's last window has fewer
                     total, count = total * sample.target.size, float(sample.target.size)
             yield Answer(
                 sample=sample, outputs=outputs[row].astype("float32").numpy(), total=total, count=count

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -11,13 +12,15 @@ import pytest
 
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.inputs import FILE, InputArray, Inputs
+from paddle_dp.core.loss import as_loss
 from paddle_dp.datasets import cifar, digits, image_folder, text_files
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
+from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.verbs.array_files import samples_of
-from paddle_dp.verbs.predict import predict
+from paddle_dp.verbs.predict import Sample, _answers, predict
 
 DIGITS = {
     "model": {"use": "mlp", "hidden": [16]},
@@ -297,3 +300,15 @@ def test_the_loss_of_a_text_is_that_of_each_token(tmp_path, capsys):
         total += float(paddle.nn.functional.cross_entropy(scores[0], targets[0], reduction="sum"))
     words = said(recipe, capsys, tmp_path / "text.txt")
     assert f"loss {total / 20:.4f} over 20 targets" in words
+
+
+def test_a_text_counts_by_the_targets_that_are_not_ignored():
+    model = paddle.nn.Embedding(7, 5)
+    loss = as_loss(read_part("losses", {"use": "cross_entropy", "ignore_index": -100}).build())
+    tokens, targets = np.array([1, 2, 3]), np.array([[-100, -100, 4], [0, -100, 4]])
+    samples = [Sample(file=Path("a"), row=row, input=tokens, target=targets[row]) for row in range(2)]
+    scores = -paddle.nn.functional.log_softmax(model(paddle.to_tensor(tokens))).numpy()
+    for answer, total, count in zip(
+        _answers(model, loss, samples), (scores[2, 4], scores[0, 0] + scores[2, 4]), (1, 2), strict=True
+    ):
+        assert answer.count == count and answer.total == pytest.approx(total, rel=1e-6)
