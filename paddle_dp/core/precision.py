@@ -85,6 +85,11 @@ def read_by(model: nn.Layer) -> str:
     return "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
 
 
+def narrowed(array: np.ndarray, model: nn.Layer) -> np.ndarray:
+    """A float64 array as float32, unless the model reads float64, as `MixedPrecision` casts tensors in a training."""
+    return array.astype("float32") if array.dtype == np.float64 and read_by(model) == "float32" else array
+
+
 class LossScale:
     """Float16's loss scale: halved, and the update skipped, when a gradient overflows; doubled after 2000 good updates.
 

@@ -13,6 +13,7 @@ from paddle_dp.assembly.build import dataset, learner_of, load_trained
 from paddle_dp.batch import mapped
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.lora import merge_low_rank
+from paddle_dp.core.precision import narrowed
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_samples
 from paddle_dp.errors import ExportError, NotFiniteError
@@ -86,10 +87,7 @@ def _samples(data: Any, model: paddle.nn.Layer) -> program.Inputs:
     """Reads the first held-out inputs: float64 arrays become float32, unless the model has float64 weights."""
     with restoring_globals():
         inputs, _ = read_samples(data, np.arange(min(SAMPLES, len(data))), 0, 0)
-    wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
-    return mapped(
-        lambda array: array.astype("float32") if array.dtype == np.float64 and not wide else array, inputs
-    )
+    return mapped(lambda array: narrowed(array, model), inputs)
 
 
 def _check_parity(parity: dict[str, Parity]) -> None:

@@ -16,6 +16,7 @@ from paddle_dp.assembly.build import dataset
 from paddle_dp.assembly.inputs import Inputs
 from paddle_dp.batch import call, mapped
 from paddle_dp.core.loss import Loss, as_loss, number
+from paddle_dp.core.precision import narrowed
 from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
@@ -158,7 +159,8 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
 
     with paddle.no_grad():
         inputs = mapped(
-            lambda *arrays: paddle.to_tensor(np.stack(arrays)), *(sample.input for sample in batch)
+            lambda *arrays: paddle.to_tensor(narrowed(np.stack(arrays), model)),
+            *(sample.input for sample in batch),
         )
         outputs = call(model, inputs, model.forward)
         if not isinstance(outputs, paddle.Tensor):
@@ -169,7 +171,7 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
         for row, sample in enumerate(batch):
             total, count = None, 0.0
             if sample.target is not None:
-                target = paddle.to_tensor(sample.target[None])
+                target = paddle.to_tensor(narrowed(sample.target, model)[None])
                 summed, counted = loss(outputs[row : row + 1], target)
                 total, count = float(summed), number(counted)
                 if loss.counted == "samples":  # a mean over its targets: a text's last window has fewer

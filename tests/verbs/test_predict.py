@@ -89,6 +89,13 @@ def test_a_table_has_all_scores(run, tmp_path, capsys):
         )
 
 
+def test_samples_of_float64_are_read_as_in_a_training(run, tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "some.npy", digits.Config().build("test").inputs[:3])
+    expected = said(run[0], capsys, tmp_path / "some.npy")
+    monkeypatch.setattr(Inputs, "read", lambda _: one((64,), "float64"))  # a data set of np.float64 samples
+    assert said(run[0], capsys, tmp_path / "some.npy") == expected
+
+
 def test_names_of_classes_come_from_the_run_not_from_the_data(run):
     recipe, _ = run
     kept = Inputs.read(recipe.folder)
