@@ -166,16 +166,20 @@ class Config:
         return getattr(self.sources[0].dataset.config, "length", 0)
 
     @property
+    def field(self) -> str | None:
+        """The field of a line of the first data set's texts; None if it has none."""
+        return getattr(self.sources[0].dataset.config, "field", None)
+
+    @property
     def masks_documents(self) -> bool:
         """Whether samples are packed documents, in any of the data sets."""
         return any(getattr(source.dataset.config, "masks_documents", False) for source in self.sources)
 
     def build(self, split: str) -> InterleavedSamples | Concatenated | None:
         """The samples of the data sets as they are; None if no data set holds anything out."""
-        is_train = checked_split(split) == "train"
-        built = {source.name: source.build(split) for source in self.sources}
+        built = {source.name: source.build(checked_split(split)) for source in self.sources}
         datasets = {name: dataset for name, dataset in built.items() if dataset is not None}
-        if not is_train:
+        if split != "train":
             return Concatenated(datasets) if datasets else None
         if absent := [name for name in built if name not in datasets]:
             raise UsageError(f"{absent[0]} has no training data: its train split is None")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,18 +125,31 @@ def _files(paths: Sequence[str]) -> Iterator[Path]:
 
 
 def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
-    if file.suffix.lower() in SUFFIXES:
+    config = recipe.dataset.config
+    reads_file = isinstance(config, ReadsFiles)
+    if file.suffix.lower() in SUFFIXES and not (reads_file and _holds_documents(file, config)):
         for row, sample_input in enumerate(samples_of(file, inputs, recipe.loader.pad)):
             yield Sample(file=file, row=row, input=sample_input)
         return
-    config = recipe.dataset.config
-    if not isinstance(config, ReadsFiles):
+    if not reads_file:
         raise UsageError(
             f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays, {', '.join(SUFFIXES)}, with "
             f"samples of {inputs}. (A data set reads files by a method read_file(path) of its Config.)"
         )
     for row, (sample_input, target) in enumerate(config.read_file(file)):
         yield Sample(file=file, row=row, input=sample_input, target=target)
+
+
+def _holds_documents(file: Path, config: Any) -> bool:
+    """Whether the first line of a .jsonl file is an object with the `field` that the data set reads."""
+    if file.suffix.lower() != ".jsonl":
+        return False
+    try:
+        with file.open("rb") as lines:
+            record = json.loads(next((line for line in lines if line.strip()), b"0"))
+    except (OSError, ValueError, RecursionError):  # samples_of names it
+        return False
+    return isinstance(record, dict) and getattr(config, "field", None) in record
 
 
 def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

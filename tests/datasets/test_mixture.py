@@ -433,7 +433,9 @@ def test_the_code_of_each_source_belongs_to_the_run_and_the_first_has_the_length
     words = [f"dataset.sources.1={inner}", "dataset.sources.0={use: random_tokens, length: 24, weight: 1}"]
     recipe = read(tmp_path, *words)
     assert "code of datasets tests.datasets.test_mixture.Drawn" in recipe_code(recipe)
-    assert recipe.dataset.config.length == 24
+    assert recipe.dataset.config.length == 24 and recipe.dataset.config.field is None
+    texts = read(tmp_path, "dataset.sources.0={use: text_files, field: body, weight: 1}")
+    assert texts.dataset.config.field == "body"
 
 
 def config(*sources: dict[str, Any], **settings: Any) -> Config:

@@ -307,6 +307,14 @@ def test_the_loss_of_a_text_is_that_of_each_token(tmp_path, capsys):
         total += float(paddle.nn.functional.cross_entropy(scores[0], targets[0], reduction="sum"))
     words = said(recipe, capsys, tmp_path / "text.txt")
     assert f"loss {total / 20:.4f} over 20 targets" in words
+    (tmp_path / "texts.jsonl").write_text(
+        f"\n{json.dumps({'text': text.decode()})}\n"
+    )  # as its data set reads it
+    assert f"loss {total / 20:.4f} over 20 targets" in said(recipe, capsys, tmp_path / "texts.jsonl")
+    (tmp_path / "tokens.jsonl").write_text("[1, 2, 3, 4, 5, 6, 7, 8]\n")
+    assert said(recipe, capsys, tmp_path / "tokens.jsonl").startswith(
+        f"{tmp_path / 'tokens.jsonl'}[0]: float32[8, 256]"
+    )
 
 
 def test_a_text_counts_by_the_targets_that_are_not_ignored():
