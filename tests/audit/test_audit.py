@@ -226,6 +226,7 @@ def test_other_exchanges_by_hand(mode, expected, tmp_path):
     ("script", "words", "expected"),
     [
         ("accumulate.py", [], {}),
+        ("gathers.py", [], {}),
         ("stream.py", [], {"samples-not-shared": "the ranks read the same samples of Stream"}),
         ("stream.py", ["shared"], {}),
         ("by_hand.py", [], {"samples-not-shared": "all ranks compute the same gradient"}),

@@ -7,10 +7,13 @@ import sys
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import pytest
 from paddle.io import BatchSampler, DataLoader, Dataset, DistributedBatchSampler, IterableDataset
 
+from paddle_dp.audit.events import EventJournal
 from paddle_dp.audit.hooks import arrays, generators
+from paddle_dp.audit.hooks.collectives import PARAMETERS, watch_collectives
 from paddle_dp.audit.hooks.data import BatchOrder, rows, size
 from paddle_dp.audit.hooks.replay import JoinError, join
 from paddle_dp.audit.hooks.source_line import called_by, here, nearest
@@ -146,3 +149,30 @@ def test_parameters_of_groups_come_once():
     for given in (groups, plain):
         names = [each.name for each in parameters_of(paddle.optimizer.AdamW(0.1, parameters=given))]
         assert names == [each.name for each in plain]
+
+
+def test_collectives_have_their_effect_for_one_rank(tmp_path, monkeypatch):
+    for name in PARAMETERS:
+        monkeypatch.setattr(dist, name, getattr(dist, name))  # puts it back
+    watch_collectives(EventJournal(tmp_path, 0), alone=True)
+    sent = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+    full, empty, gathered, received = [paddle.zeros([2])], [], [paddle.zeros([2])], []
+    tensor, share, objects = paddle.zeros([2]), paddle.zeros([2]), ["there"]
+    dist.all_gather(full, sent, sync_op=False).wait()
+    dist.all_gather(empty, tensor=sent)
+    dist.all_gather(tensor, sent)
+    dist.reduce_scatter(share, [sent])
+    dist.gather(sent, gather_list=gathered, dst=0)
+    dist.alltoall(received, [sent])
+    dist.all_gather_object(objects, {"a": 1})
+    for task in (dist.all_reduce(sent, sync_op=False), dist.broadcast(sent, 0), dist.reduce(sent, dst=0)):
+        assert task.wait() and task.is_completed()
+    dist.barrier()
+    lists = [full, empty, [tensor], [share], gathered, received]
+    assert [[each.tolist() for each in tensors] for tensors in lists] == [[[1.0, 2.0]]] * 6
+    assert all(each.stop_gradient and each is not sent for tensors in lists for each in tensors)
+    assert objects == ["there", {"a": 1}] and sent.tolist() == [1.0, 2.0]
+    lines = [json.loads(line)[1] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert [line["collective"] for line in lines[:4]] == ["all_gather"] * 3 + ["reduce_scatter"]
+    with pytest.raises(ValueError, match="shorter"):
+        dist.all_gather([paddle.zeros([2]), paddle.zeros([2])], sent)  # of two ranks

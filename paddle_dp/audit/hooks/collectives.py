@@ -5,6 +5,7 @@ Collectives of paddle.DataParallel are not recorded: they run in C++.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,13 +18,16 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle_dp.audit.events import EventJournal, Exchanged
 from paddle_dp.audit.hooks.source_line import here
 from paddle_dp.audit.hooks.watch import wrap
+from paddle_dp.gloo.originals import CompletedTask
 
 SHOWN = 4  # numbers of a tensor that are recorded
 MAX_SIZE = 1 << 16  # elements of a tensor of which numbers are recorded
-# name of a collective: position of its input tensor among the arguments
-INPUT = {
-    "all_reduce": 0, "reduce": 0, "broadcast": 0, "all_gather": 1, "all_gather_object": 1, "reduce_scatter": 0,
-    "gather": 0, "alltoall": 0, "barrier": None,
+# name of a collective: its parameters for what this rank sends, and for what it receives
+PARAMETERS = {
+    "all_reduce": ("tensor", ""), "reduce": ("tensor", ""), "broadcast": ("tensor", ""), "barrier": ("", ""),
+    "all_gather": ("tensor", "tensor_list"), "all_gather_object": ("obj", "object_list"),
+    "gather": ("tensor", "gather_list"), "reduce_scatter": ("tensor_list", "tensor"),
+    "alltoall": ("in_tensor_list", "out_tensor_list"),
 }  # fmt: skip
 
 
@@ -31,11 +35,11 @@ def watch_collectives(journal: EventJournal, alone: bool) -> None:
     """Wraps the public collectives of `paddle.distributed`.
 
     `alone`: on one process without a group, where Paddle's collectives raise, each has its effect for one rank:
-    all_reduce changes nothing, all_gather gives a list of one.
+    all_reduce changes nothing, all_gather gives a list of one, or fills the script's.
     """
-    for name, position in INPUT.items():
+    for name in PARAMETERS:
         if hasattr(dist, name):
-            wrap(dist, name, partial(_note_collective, journal, name, position, alone))
+            wrap(dist, name, partial(_note_collective, journal, name, alone))
 
 
 def let_fleet_run_alone() -> None:
@@ -53,28 +57,34 @@ def let_fleet_run_alone() -> None:
 def _note_collective(
     journal: EventJournal,
     name: str,
-    position: int | None,
     alone: bool,
     collective: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    payload = _input(position, args, kwargs)
-    journal.write(Exchanged(collective=name, values=_first_numbers(payload), where=here()))
+    values = inspect.signature(collective).bind(*args, **kwargs).arguments
+    sent, received = map(values.get, PARAMETERS[name])
+    journal.write(Exchanged(collective=name, values=_first_numbers(sent), where=here()))
     if not alone:
         return collective(*args, **kwargs)
-    if name.startswith("all_gather"):
-        target = args[0] if args else next(iter(kwargs.values()))
-        target.append(payload.clone() if isinstance(payload, paddle.Tensor) else payload)
-    return None
+    if isinstance(received, list) and name == "all_gather_object":
+        received.append(sent)
+    elif received is not None:
+        _receive(sent, received)
+    return CompletedTask()
 
 
-def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if position is None:
-        return None
-    if position < len(args):
-        return args[position]
-    return kwargs.get("tensor", kwargs.get("obj"))
+def _receive(sent: Any, received: Any) -> None:
+    """Copies the tensor or list that one rank sends into the tensor or list that it receives. As in Paddle, an empty
+    list gets new tensors, and no gradient goes through."""
+    pieces = list(sent) if isinstance(sent, list | tuple) else [sent]
+    if isinstance(received, paddle.Tensor):
+        received = [received]
+    elif not received:
+        received += [paddle.empty_like(piece) for piece in pieces]
+    with paddle.no_grad():
+        for target, piece in zip(received, pieces, strict=True):
+            paddle.assign(piece, target)
 
 
 def _first_numbers(payload: Any) -> tuple[float, ...]:
