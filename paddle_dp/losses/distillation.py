@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import LossError
@@ -18,8 +19,8 @@ class DistillationLoss:
     """Total over samples of (1 - weight) × CE(student, class) + weight × T² × KL(teacher ‖ student), the scores of both
     divided by the temperature T in the second.
 
-    Outputs are the student's and the teacher's scores, [n, c] each, or the student's alone, as in an evaluation: then
-    the loss is the cross-entropy. Targets are class numbers [n].
+    Outputs are the student's and the teacher's scores, [n, c] or [n, t, c] each, or the student's alone, as in an
+    evaluation: then the loss is the cross-entropy. Targets are class numbers [n] or [n, t]; a sample's t are averaged.
     """
 
     counts_samples = True
@@ -43,7 +44,8 @@ class DistillationLoss:
             )
         log_student = F.log_softmax(student.astype(total.dtype) / self.temperature)
         log_teacher = F.log_softmax(teacher.detach().astype(total.dtype) / self.temperature)
-        divergence = (log_teacher.exp() * (log_teacher - log_student)).sum()
+        targets_each = max(1, prod(student.shape[1:-1]))
+        divergence = (log_teacher.exp() * (log_teacher - log_student)).sum() / targets_each
         return (1 - self.weight) * total + self.weight * self.temperature**2 * divergence, count
 
     def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
