@@ -22,7 +22,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 class BinaryCrossEntropy:
-    """Total over samples: outputs [n] or [n, labels] before the sigmoid, targets 0 to 1.
+    """Total over samples: outputs [n] or [n, labels, …] before the sigmoid, targets 0 to 1.
 
     With `frequencies` f [labels], a label's loss is multiplied by exp(1 - f) where it is there, by exp(f) where not
     (Jia et al., arXiv:2005.11909).
@@ -47,7 +47,7 @@ class BinaryCrossEntropy:
             loss = (losses * self._rarity(outputs, targets)).mean()
         else:
             loss = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight)
-        labels = outputs.shape[1] if self.summed and outputs.ndim > 1 else 1
+        labels = outputs.size // max(1, outputs.shape[0]) if self.summed else 1
         return loss * outputs.shape[0] * labels, outputs.shape[0]
 
     @full_precision

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 
 from paddle_dp.errors import DataError, LossError
+from paddle_dp.losses.asymmetric import Config as Asymmetric
 from paddle_dp.losses.binary_cross_entropy import Config
 
 random = np.random.default_rng(0)
@@ -55,6 +57,13 @@ def test_losses_of_labels_may_be_added_up_and_shares_of_three_labels_too() -> No
         loss.scores(wide[slice(*part)], targets[slice(*part)])["acc1"].item() for part in ((0, 7), (7, 30))
     ]
     assert sum(parts) == pytest.approx(loss.scores(wide, targets)["acc1"].item(), rel=1e-15)
+
+
+@pytest.mark.parametrize("of", [Config, Asymmetric])
+def test_the_losses_of_masks_are_added_up_over_all_pixels(of: Any) -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(5, 3, 4))
+    mean, added = (of(over_labels=how).build()(outputs, targets)[0].item() for how in ("mean", "sum"))
+    assert added == pytest.approx(12 * mean, rel=1e-6)
 
 
 def test_one_output_a_sample_meets_a_row_of_targets() -> None:
