@@ -65,9 +65,9 @@ class Classification(OfClasses):
         elif not sums["labels"]:
             hits, predicted, true = (c[predicted + true != 0] for c in (hits, predicted, true))
         weights = true if self._average == "weighted" else np.ones_like(true)
-        of = (predicted, true, (predicted + true) / 2)
-        each = [hits / np.where(denominator == 0, 1, denominator) for denominator in of]
-        return {name: float(np.average(s, weights=weights)) for name, s in zip(self.names, each, strict=True)}
+        each = [hits / np.where(d == 0, 1, d) for d in (predicted, true, (predicted + true) / 2)]
+        total = weights.sum() or 1  # 0 where no label is positive, or no target counts
+        return {name: float((s * weights).sum() / total) for name, s in zip(self.names, each, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,15 @@ def test_precision_recall_and_f1(average: str, targets: Any) -> None:
     assert [result[name] for name in ("precision", "recall", "f1")] == pytest.approx(expected[:3], abs=1e-12)
 
 
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_without_a_positive_label_or_a_target_that_counts_they_are_0(average: str) -> None:
+    """A weighted mean ended in a ZeroDivisionError, and with it the training."""
+    zeros = {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    settings = {"use": "classification", "average": average}
+    assert scores(settings, SCORES, np.zeros_like(LABELS)) == zeros
+    assert scores({**settings, "ignore_index": 9}, SCORES, np.full(41, 9)) == zeros
+
+
 def test_top_k() -> None:
     result = scores({"use": "top_k", "k": [2, 3, 6]}, SCORES, CLASSES)
     for k in (2, 3):
