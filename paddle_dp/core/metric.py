@@ -261,8 +261,9 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _add(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+    """Adds `sums`; totals of one are as those of several: new arrays, which a metric may change, and numbers."""
     for name, value in sums.items():
-        totals[name] = totals[name] + value if name in totals else value
+        totals[name] = totals.get(name, 0) + value
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:

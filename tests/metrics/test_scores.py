@@ -307,6 +307,30 @@ def test_sums_are_added_up_in_64_bits(values: Any, total: int) -> None:
     assert collected(metric, SCORES, CLASSES, range(1, 41))["total"] == total
 
 
+class InPlace(Sums):
+    """Divides the totals in place."""
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        return {"each": outputs.sum(0), "hits": len(outputs), "samples": len(outputs)}
+
+    def compute(self, sums: Any) -> dict[str, Any]:
+        sums["each"] /= sums["samples"]
+        sums["hits"] /= sums["samples"]
+        return {"total": sums["hits"] + sums["each"].sum()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_metric_may_change_its_totals_on_any_number_of_ranks(ranks: int) -> None:
+    """In one process they could not be written, and whole numbers not be divided in place."""
+    held = Collected(Metric(InPlace(None), "mine"), 41)
+    pair = (paddle.to_tensor(SCORES), paddle.to_tensor(CLASSES))
+    micro_batch = MicroBatch(None, pair[1], 41)
+    held.add(Batch((micro_batch,), 41, 0, 0), micro_batch, *pair)
+    (content,) = held.gathered(Mesh.alone())
+    expected = 1 + SCORES.mean(0, "float64").sum()
+    assert held.scores(Mesh.alone(), [content] * ranks, {})["total"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_metric_that_changes_its_arguments_changes_no_other() -> None:
     def clearing(outputs: Any) -> Any:
         outputs.scale_(0.0)
