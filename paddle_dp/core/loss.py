@@ -127,7 +127,7 @@ class WrappedLoss(Loss):
         try:
             result = self.function(outputs, targets)
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
-            raise _wrong_target(outputs, targets) or error from None
+            raise _wrong_target(outputs, targets, self._ignored()) or error from None
         total, count = total_and_count(result, samples)
         if type(self.function) is nn.CrossEntropyLoss and _is_nan_hidden(self.function, outputs, targets):
             total = total + math.nan
@@ -137,6 +137,13 @@ class WrappedLoss(Loss):
                 "samples: remove counts_samples, and the ranks will sum the counts that it returns."
             )
         return total, count
+
+    def _ignored(self) -> list[int]:
+        """The targets that the callable may ignore: its `ignore_index`, or Paddle's and numbers of its settings."""
+        if isinstance(ignored := getattr(self.owner, "ignore_index", None), int):
+            return [ignored]
+        settings = getattr(self.function, "keywords", {}).values()  # of a partial: a recipe's settings
+        return [PADDLE_IGNORE_INDEX, *(value for value in settings if isinstance(value, int))]
 
     def parallel(self, classes: Any) -> Loss | None:
         return WrappedLoss(self.function.parallel(classes)) if self.splits_outputs else None
@@ -210,15 +217,17 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
     )
 
 
-def _wrong_target(outputs: Any, targets: paddle.Tensor) -> TargetError | None:
-    """An error that names the first of targets [n, …] that is not a class of outputs [n, …, classes]; None if all are,
-    or if the shapes are not of this form."""
+def _wrong_target(outputs: Any, targets: paddle.Tensor, ignored: Sequence[int]) -> TargetError | None:
+    """An error that names the first of targets [n, …] that is neither `ignored` nor a class of outputs [n, …, classes];
+    None if there is none, or if the shapes are not of this form."""
     if not isinstance(outputs, paddle.Tensor) or targets.is_floating_point() or not outputs.ndim:
         return None
     classes, values = outputs.shape[-1], targets.numpy()
     if values.size * classes != outputs.size:
         return None
-    wrong = (values >= classes) | ((values < 0) & (values != PADDLE_IGNORE_INDEX))
+    wrong = (values >= classes) | (values < 0)
+    for target in ignored:
+        wrong &= values != target
     if not wrong.any():
         return None
     row = int(wrong.reshape(len(values), -1).any(1).argmax())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paddle.nn import functional as F
 
 from paddle_dp.core.loss import Loss, as_loss, total_and_count
 from paddle_dp.data import Loader, Sampler
-from paddle_dp.errors import LossError
+from paddle_dp.errors import LossError, TargetError
 from paddle_dp.learner import Precision, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
@@ -228,6 +229,27 @@ def test_counts_samples_is_checked_against_the_returned_count() -> None:
     assert loss.counted == "samples" and loss(paddle.ones([3]), paddle.ones([3]))[1] == 3
     with pytest.raises(LossError, match="counts 12 in 3 samples: remove counts_samples"):
         loss(paddle.ones([3]), paddle.ones([3, 4]))
+
+
+def padded(outputs: paddle.Tensor, targets: paddle.Tensor, padding: int = -100) -> Any:
+    """The loss of docs/add-a-part.md."""
+    total = F.cross_entropy(outputs, targets, reduction="sum", ignore_index=padding)
+    return total, (targets != padding).sum()
+
+
+def test_a_target_that_the_loss_ignores_is_not_blamed_for_another() -> None:
+    outputs = paddle.zeros([3, 4])
+    settings = {"ignore_index": 255, "reduction": "none"}
+    for function in (
+        partial(padded, padding=255), nn.CrossEntropyLoss(**settings), partial(F.cross_entropy, **settings)
+    ):  # fmt: skip
+        with pytest.raises(TargetError, match="target 7 is no class: the 4 classes") as caught:
+            as_loss(function)(outputs, paddle.to_tensor([1, 255, 7]))
+        assert caught.value.row == 2
+    with pytest.raises(TargetError, match="target 255 is no class"):
+        as_loss(padded)(outputs, paddle.to_tensor([-100, 255, 7]))
+    with pytest.raises(TargetError, match="target -100 is no class"):
+        as_loss(nn.CrossEntropyLoss(**settings))(outputs, paddle.to_tensor([-100, 255, 7]))
 
 
 def test_a_loss_is_wrapped_once() -> None:
