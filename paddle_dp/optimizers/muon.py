@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,7 +9,7 @@ from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import AboveZero, Positive, Probability, Rate
 
 if TYPE_CHECKING:
-    from paddle import nn
+    from paddle import Tensor, nn
     from paddle.optimizer import Optimizer
 
 
@@ -51,10 +50,13 @@ class Config(OptimizerConfig):
     epsilon: AboveZero = 1e-10
     """Added to the square root in AdamW's denominator."""
 
-    def update_flops(self, shapes: Sequence[Sequence[int]]) -> float:
-        """FLOPs in an update of hidden matrices of these shapes, for `plan`: in each iteration a square of m · m from
-        m · n, the square of that, and its product with m · n, for m ≤ n. Other shapes have none."""
-        sides = (sorted(shape) for shape in shapes if len(shape) == 2)
+    def update_flops(self, parameters: list[Tensor]) -> float:
+        """FLOPs in an update of a prepared model's `parameters`, for `plan`: in each iteration a square of m · m from
+        m · n, the square of that, and its product with m · n, for m ≤ n. AdamW's are none."""
+        from paddle_dp.core.updates import is_hidden_matrix
+
+        hidden = (p for p in parameters if not p.stop_gradient and is_hidden_matrix(p))
+        sides = (sorted((p.shape[0], p.size // p.shape[0])) for p in hidden)
         return float(self.iterations * sum(4 * m * m * n + 2 * m**3 for m, n in sides))
 
     def prepare(self, model: nn.Layer) -> list[str]:

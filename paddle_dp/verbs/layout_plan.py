@@ -9,12 +9,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.axes.meta_init import describe_weights
+from paddle_dp.axes.meta_init import describe_weights, units
 from paddle_dp.errors import UsageError
 from paddle_dp.part import adapted
 from paddle_dp.plan import problems
@@ -170,8 +170,9 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
     tied = bool(getattr(recipe.model.config, "tied", False))
     flops = getattr(recipe.optimizer.config, "update_flops", None)
     if flops is not None:
-        updated = blocks[1] if isinstance(planned, Transformer) else chain.from_iterable(blocks)
-        numerics = replace(numerics, update_flops=flops([weight.shape for weight in updated]))
+        recipe.optimizer.prepare(model)
+        updated = units(model)[1] if isinstance(planned, Transformer) else model
+        numerics = replace(numerics, update_flops=flops(updated.parameters()))
     return Planner(
         model=planned, blocks=blocks, shape=replace(shape, partition="uniform"), device=device, numerics=numerics,
         tied=tied, elementwise=getattr(recipe.optimizer.config, "elementwise", True), rates=rates,

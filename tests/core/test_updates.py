@@ -183,6 +183,19 @@ def test_what_muon_does_with_each_parameter_is_told() -> None:
     ]
 
 
+def test_the_products_of_an_update_are_those_of_the_matrices_that_muon_updates() -> None:
+    """A plan counted AdamW's head and embedding, and no convolution."""
+    model = Net()
+    muon.Config().prepare(model)
+    sides = ((6, 12), (4, 8), (4, 8))  # conv [6, 2 · 3 · 2], wide, tall
+    wanted = 3 * sum(4 * m * m * n + 2 * m**3 for m, n in sides)
+    assert muon.Config(iterations=3).update_flops(model.parameters()) == wanted
+    model.conv.weight.stop_gradient = True
+    assert (
+        muon.Config(iterations=1).update_flops([model.conv.weight, model.tall.weight]) == 4 * 16 * 8 + 2 * 64
+    )
+
+
 def test_without_a_look_at_the_whole_model_muon_is_refused() -> None:
     with pytest.raises(UsageError, match=r"is not marked .* `prepare\(model\)`"):
         muon.Config().build(0.1, list(nn.Linear(2, 2).named_parameters()))

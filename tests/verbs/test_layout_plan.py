@@ -324,6 +324,13 @@ def test_muons_iterations_are_products() -> None:
     assert muon.seconds - adamw.seconds == pytest.approx(flops / (0.8 * 156e12))
 
 
+def test_muons_products_are_those_of_convolutions_too_and_not_the_head_s() -> None:
+    muon = "optimizer={use: muon, iterations: 3}"
+    plan = RecipePlan.make(CONFIGS / "digits_convnet.yaml", (muon,), [2], DEVICES["a100-80"])
+    sides = ((9, 32), (64, 288), (64, 576))
+    assert plan.planner.numerics.update_flops == 3 * sum(4 * m * m * n + 2 * m**3 for m, n in sides)
+
+
 def test_groups_that_freeze_nothing_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     """They were refused as a model that is trained in part."""
     assert own_layout("optimizer.groups=[{match: blocks.1, lr_scale: 0.5}]") == own_layout()
