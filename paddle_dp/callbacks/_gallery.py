@@ -22,7 +22,7 @@ from paddle_dp.data.sample import class_names, name, read_seeded
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.figures import new_figure, png_of
-from paddle_dp.mesh.degrees import MODEL_AXES
+from paddle_dp.mesh.degrees import GRADIENT_AXES, MODEL_AXES
 from paddle_dp.train import Run
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
 
@@ -38,6 +38,19 @@ class Writes(Protocol):
     def generate(self, *args: Any) -> Any: ...
 
 
+def cut_weights(run: Run, learner: Any) -> str:
+    """The reason for which a rank's weights are parts of the model's; "" if they are whole. The same on every rank."""
+    degrees = run.layout.degrees
+    cut = [
+        f"{axis} {degrees[axis]}" for axis in MODEL_AXES if axis not in GRADIENT_AXES and degrees[axis] > 1
+    ]
+    if cut:
+        return f"the weights are split over ranks ({', '.join(cut)})"
+    if learner.weights.collective_forward:
+        return "each rank has a part of the weights (sharding in stage 3)"
+    return ""
+
+
 def obstacle(run: Run, learner: Any) -> str:
     """The reason for which no gallery can be computed on one rank, as a sentence; "" if it can. The same on every
     rank."""
@@ -46,13 +59,11 @@ def obstacle(run: Run, learner: Any) -> str:
     if isinstance(run.test_loader.dataset, Stream):
         return "the held-out samples are a stream, which is not read by number"
     degrees = run.layout.degrees
-    split = [f"{axis} {degrees[axis]}" for axis in MODEL_AXES if degrees[axis] > 1]
-    if split:
-        return f"the weights are split over ranks ({', '.join(split)}), and rank 0 alone computes samples"
     if not degrees.reads(0):
         return "rank 0 is a server, which computes nothing"
-    if learner.weights.collective_forward:
-        return "each rank has a part of the weights (sharding in stage 3), and rank 0 alone computes samples"
+    tokens = f"the tokens are split over ranks (sequence {degrees.sequence})" if degrees.sequence > 1 else ""
+    if reason := cut_weights(run, learner) or tokens:
+        return f"{reason}, and rank 0 alone computes samples"
     if learner.loss.compares:
         return "the loss compares samples with each other"
     return ""

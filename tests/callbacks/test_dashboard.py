@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from paddle_dp.callbacks.dashboard import Config
 from paddle_dp.callbacks.dashboard.visualdl import flat_settings
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.layout import Layout
 from paddle_dp.train import Callback, Moment, Run
 from tests.callbacks.moments import At, Found
 
@@ -157,11 +160,36 @@ def test_the_confusion_matrix_is_a_picture(run: Run, at: At, found: Found) -> No
 def test_histograms_count_every_weight(run: Run, at: At, trainer: SimpleNamespace) -> None:
     weights = paddle.arange(120, dtype="float32").astype("bfloat16")
     placed = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
-    trainer.learner = SimpleNamespace(placed=placed)
+    trainer.learner = SimpleNamespace(placed=placed, weights=SimpleNamespace(collective_forward=False))
     dashboard = started(run, at("start", 0), histograms=True)
     dashboard.epoch(at("epoch", 4))
     (drawn,) = dp_rank(run).get_data("histogram", "weights/fc.weight")
     assert sum(drawn.histogram.hist) == 120
+
+
+@pytest.mark.parametrize(
+    ("degrees", "stage3", "reason"),
+    [
+        ({"tensor": 2}, False, r"the weights are split over ranks \(tensor 2\)"),
+        ({"data": 2, "pipeline": 3}, False, r"the weights are split over ranks \(pipeline 3\)"),
+        ({"sharding": 2}, True, r"each rank has a part of the weights \(sharding in stage 3\)"),
+        ({"sharding": 2, "sequence": 2}, False, ""),
+    ],
+)
+def test_histograms_of_a_part_of_the_weights_are_not_drawn_as_the_whole_ones(
+    run: Run, at: At, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str], degrees: dict[str, int],
+    stage3: bool, reason: str,
+) -> None:  # fmt: skip
+    """Rank 0's slices had the whole weights' names."""
+    placed = SimpleNamespace(named_parameters=lambda: [("fc.weight", paddle.ones([4]))])
+    trainer.learner = SimpleNamespace(placed=placed, weights=SimpleNamespace(collective_forward=stage3))
+    run = dataclasses.replace(run, layout=Layout(degrees=Degrees(**degrees)))
+    dashboard = started(run, at("start", 0), histograms=True)
+    dashboard.epoch(at("epoch", 4))
+    assert re.fullmatch(
+        f"histograms: none are drawn: {reason}\\.\n" if reason else "", capsys.readouterr().err
+    )
+    assert ("histogram" in dp_rank(run).get_tags()) == (not reason)
 
 
 @pytest.mark.parametrize(

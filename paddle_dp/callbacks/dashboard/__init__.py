@@ -7,6 +7,7 @@ that other callbacks share.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Config:
     """Number of samples to show as pictures."""
 
     histograms: bool = False
-    """Show histograms of all weights, every epoch."""
+    """Show histograms of all weights, every epoch; none where ranks hold parts of them."""
 
     confusion: bool = True
     """Show the confusion matrix of the last evaluation of a classifier."""
@@ -98,12 +99,13 @@ class Dashboard(Callback):
         self.log: CurveLog | None = None
         self.ranks = RankCurves(run.mesh, config.exchange)
         self._utilisation: Utilisation | str | None = None
-        self._listed = False
+        self._listed = self._histograms = False
         self._latest: tuple[int, Evaluation] | None = None
 
     def start(self, moment: Moment) -> None:
         if self.run.mesh.is_main:
             self._open(moment.progress.step)
+            self._histograms = self.config.histograms and self._has_full_weights(moment)
         if utilisation.has_peak(self.run, self.config.peak_flops):
             self.run.mesh.wait("FLOPs counted")
         self.ranks.begin()
@@ -159,10 +161,18 @@ class Dashboard(Callback):
 
     def epoch(self, moment: Moment) -> None:
         self.ranks.begin()
-        if self.log and self.config.histograms:
+        if self.log and self._histograms:
             for name, tensor in moment.trainer.learner.placed.named_parameters():
                 counts, edges = np.histogram(tensor.astype("float32").numpy(), bins=50)
                 self.log.histogram(f"weights/{name}", counts.tolist(), edges.tolist(), moment.progress.step)
+
+    def _has_full_weights(self, moment: Moment) -> bool:
+        """Whether this rank has the full weights; prints the reason if not."""
+        from paddle_dp.callbacks._gallery import cut_weights
+
+        if reason := cut_weights(self.run, moment.trainer.learner):
+            print(f"histograms: none are drawn: {reason}.", file=sys.stderr, flush=True)
+        return not reason
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self.ranks.begin()
