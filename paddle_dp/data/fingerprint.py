@@ -12,7 +12,8 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
@@ -48,8 +49,8 @@ def fingerprint(
     a description of epoch 0.
 
     Four samples have dtype, shape and CRC-32. Then follow groups of samples, each half as large as all before it,
-    until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …". `COLLATING` describes
-    how a collate_fn treats the first samples together.
+    until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …" (if all lie in one
+    folder, "flat files 0, …"). `COLLATING` describes how a collate_fn treats the first samples together.
 
     Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
     gives the reason. Every sample is read twice (with `take`, which is never random, once); a group that differs gets
@@ -101,16 +102,15 @@ def in_order(samples: int) -> Iterator[Indices]:
 
 
 def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
-    def sample(indices: Indices) -> str:
-        return _samples(dataset, seed, indices)
-
     drawn, texts = _stated_order(dataset, seed)
     groups = in_order if isinstance(dataset, Stream) else order
-    texts |= _walk(_drawn(groups, drawn), "samples", sample, seconds)
+    texts |= _walk(_drawn(groups, drawn), "samples", lambda which: _samples(dataset, seed, which), seconds)
     texts |= _collating(dataset, seed)
     file_of = file_names(dataset)
     if file_of is not None:
-        texts |= _walk(_drawn(order, drawn), "files", lambda indices: _files(file_of, indices), seconds / 4)
+        root = _folder(file_of, _drawn(order, drawn))
+        unit = "flat files" if root else "files"  # checkpoints of before have flat ones under the other key
+        texts |= _walk(_drawn(order, drawn), unit, lambda which: _files(file_of, which, root), seconds / 4)
     return texts
 
 
@@ -228,11 +228,20 @@ def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
         yield indices[start : start + step]
 
 
-def _files(file_of: Callable[[int], str | None], indices: Indices) -> str:
-    """The CRC-32 of the files' sizes and names, each with one folder, so a copy elsewhere gives the same."""
+def _folder(file_of: Callable[[int], str | None], groups: Iterable[Indices]) -> str:
+    """The one folder, the data set's, in which the files of the first groups lie, as "name/"; "" for several."""
+    with suppress(Exception):  # `_files` gives the reason
+        first = [index for _, indices in zip(range(4), groups, strict=False) for index in indices.tolist()]
+        folders = {PurePath(path).parent for index in first if (path := file_of(index)) is not None}
+        return f"{folders.pop().name}/" if len(folders) == 1 else ""
+    return ""
+
+
+def _files(file_of: Callable[[int], str | None], indices: Indices, root: str) -> str:
+    """The CRC-32 of the files' sizes and names, each with one folder but for `root`, so a copy gives the same."""
     try:
         paths = [path for index in indices.tolist() if (path := file_of(index)) is not None]
-        lines = [f"{'/'.join(PurePath(path).parts[-2:])} {os.path.getsize(path)}" for path in paths]
+        lines = [f"{'/'.join(PurePath(p).parts[-2:]).removeprefix(root)} {os.path.getsize(p)}" for p in paths]
     except Exception as error:  # noqa: BLE001 - name_of may return no file's path
         return f"{UNREAD}: {error}"
     return f"{zlib.crc32(chr(10).join(lines).encode(errors='surrogateescape')):08x}"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -196,6 +197,34 @@ def test_of_files_names_and_sizes_are_looked_at(tmp_path: Path) -> None:
     assert len(told.items() ^ names(copied).items()) == 2
     copied.files[123].unlink()
     assert any("cannot be read" in text for text in names(copied).values())
+
+
+class FlatFiles(Files):
+    """All files lie in one folder, which is the data set's."""
+
+    def __init__(self, folder: Path, samples: int = 200):
+        Points.__init__(self, samples)
+        self.files = [folder / f"{n}.bin" for n in range(samples)]
+        folder.mkdir()
+        for file in self.files:
+            file.write_bytes(bytes(9))
+
+
+def test_the_folder_of_flat_files_may_have_another_name(tmp_path: Path) -> None:
+    """Each file's folder was compared: a copy under another name was other data."""
+    one, copied = FlatFiles(tmp_path / "imagenet"), FlatFiles(tmp_path / "in1k")
+    read = fingerprint(one, 0, seconds=4)
+    flat = {key: text for key, text in read.items() if key.startswith("flat file")}
+    assert len(flat) > 10 and names(one) == {} and fingerprint(copied, 0, seconds=4) == read
+    copied.files[123].rename(copied.files[123].with_name("other.bin"))
+    copied.files[123] = copied.files[123].with_name("other.bin")
+    assert len(read.items() ^ fingerprint(copied, 0, seconds=4).items()) == 2
+
+
+def test_names_in_several_folders_are_as_checkpoints_have_them(tmp_path: Path) -> None:
+    crcs = {f"file {n}": zlib.crc32(f"class_{n % 3}/{n}.bin 9".encode()) for n in range(4)}
+    told = names(Files(tmp_path, 4))
+    assert {key: told[key] for key in crcs} == {key: f"{crc:08x}" for key, crc in crcs.items()}
 
 
 def test_names_that_are_no_files_are_no_obstacle() -> None:
