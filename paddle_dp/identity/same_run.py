@@ -54,8 +54,8 @@ _ABSENT = "not there"
 FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 RULES = {
     "": REFUSED,
-    "callbacks": FREE, "metrics": NOTED, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE,
-    "watch": FREE, "dataset.reading": FREE,
+    "callbacks": FREE, "metrics": NOTED, "evaluation": NOTED, "callback ": NOTED,
+    "train.patience": FREE, "train.max_time": FREE, "watch": FREE, "dataset.reading": FREE,
     "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
     "code of": NOTED, "arguments": NOTED,
     "package": NOTED, "python": NOTED, "device": NOTED, "threads": NOTED,
@@ -123,9 +123,7 @@ def compare(
     changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
     if isinstance(schedule_of(task), Plateau):  # its rates follow from the evaluations
         changes = [
-            replace(c, rule=REFUSED)
-            if c.rule == NOTED and ("held-out data" in c.key or c.key.startswith("metrics"))
-            else c
+            replace(c, rule=REFUSED) if c.rule == NOTED and _decides_evaluations(c.key) else c
             for c in changes
         ]
     refused = [c for c in changes if c.rule == NEVER or (c.rule == REFUSED and not _is_in(c.key, accept))]
@@ -241,6 +239,10 @@ def _rule(key: str, was: Any, now: Any, task: Task) -> str:
     if key == "strategy.sync_batch_norm" and statistics(task.model):
         return REFUSED
     return RULES[max((begin for begin in RULES if key.startswith(begin)), key=len)]
+
+
+def _decides_evaluations(key: str) -> bool:
+    return "held-out data" in key or key.startswith(("metrics", "evaluation.samples"))
 
 
 def rates_of(schedule: Any, steps: Sequence[int]) -> list[list[float]]:

@@ -123,6 +123,10 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
         ("train.drop_last=true train.batch=50 dataset.held_out=0.2", None),
         ("name=other loader.num_workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
         ("train.max_time=9h watch.patience=99s watch.start=9s", []),
+        (
+            "evaluation.samples=100 evaluation.batch=20",
+            ["evaluation.batch was null and is 20", "evaluation.samples was null and is 100"],
+        ),
     ],
 )
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:

@@ -121,5 +121,8 @@ def test_other_held_out_samples_are_another_training(tmp_path: Path) -> None:
         if refused:
             with pytest.raises(UsageError, match="samples in the held-out data was 23 and is 20"):
                 trainer(folder, schedule, ["checkpoint"], test=points(1, 20), resume=True)
+            with pytest.raises(UsageError, match=r"evaluation\.samples was null and is 20\."):
+                trainer(folder, schedule, ["checkpoint"], evaluation={"samples": 20, "batch": 4}, resume=True)
+            trainer(folder, schedule, ["checkpoint"], evaluation={"batch": 4}, resume=True)
         else:
             trainer(folder, schedule, ["checkpoint"], test=points(1, 20), resume=True)
