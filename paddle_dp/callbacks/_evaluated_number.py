@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
+from paddle_dp.callbacks.evaluate import Evaluate
 from paddle_dp.errors import UsageError
 from paddle_dp.scores import smaller_is_better
-from paddle_dp.train import Evaluation, Moment
+from paddle_dp.train import Evaluation, Moment, Run
 from paddle_dp.train.evaluation import unknown_number
 
 
@@ -20,10 +22,26 @@ def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool
     return value < than - by if smaller_is_better(name) else value > than + by
 
 
-def refuse_unknown(name: str, moment: Moment, setting: str) -> None:
-    """Raises UsageError that names the recipe's `setting` if evaluations will have no number `name`. Collective."""
-    if name != "loss" and (names := moment.trainer.evaluation_names()) and name not in names:
-        raise UsageError(unknown_number(name, names, f"callbacks.{setting}"))
+def refuse_unknown(name: str, run: Run, moment: Moment, setting: str) -> None:
+    """Raises UsageError that names the recipe's `setting` if no evaluation will have a number `name`. Prints a line if
+    only code of the user's can evaluate. Collective."""
+    trainer, key, superfluous = moment.trainer, f"callbacks.{setting}", setting.removesuffix(".watch")
+    if run.test_loader is None:
+        raise UsageError(
+            f"{key}: {name} is a number of held-out samples, and there are none: give the data set a test split, or "
+            f"leave {superfluous} out."
+        )
+    if name != "loss" and name not in (names := trainer.evaluation_names()):
+        raise UsageError(unknown_number(name, names, key))
+    if trainer.plateau is not None or any(isinstance(callback, Evaluate) for callback in trainer.callbacks):
+        return
+    remedy = f"add evaluate to the callbacks, or leave {superfluous} out."
+    packaged = all(type(callback).__module__.startswith("paddle_dp.") for callback in trainer.callbacks)
+    if run.recipe is not None and packaged:
+        raise UsageError(f"{key}: nothing evaluates {name}: {remedy}")
+    if run.mesh.is_main:
+        sentence = f"{key}: nothing evaluates {name}, unless your code calls trainer.evaluate(): {remedy}"
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def read(name: str, evaluation: Evaluation, setting: str) -> float:

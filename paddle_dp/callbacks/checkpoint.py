@@ -95,7 +95,7 @@ class CheckpointCallback(Callback):
 
     def refuse(self, moment: Moment) -> None:
         if self.config.best:
-            _evaluated_number.refuse_unknown(self.config.best, moment, "checkpoint.best")
+            _evaluated_number.refuse_unknown(self.config.best, self.run, moment, "checkpoint.best")
 
     def start(self, moment: Moment) -> None:
         resumed = self.run.resumed

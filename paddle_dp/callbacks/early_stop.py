@@ -38,7 +38,7 @@ class EarlyStop(Callback):
         self.history: list[list[float]] = []
 
     def refuse(self, moment: Moment) -> None:
-        _evaluated_number.refuse_unknown(self.config.watch, moment, "early_stop.watch")
+        _evaluated_number.refuse_unknown(self.config.watch, self.run, moment, "early_stop.watch")
 
     def start(self, moment: Moment) -> None:
         saved = self._read() if self.run.mesh.is_main else []

@@ -156,8 +156,8 @@ def _missing_message(spec: str, folder: Path) -> str:
     if (folder / _BEST).exists():
         return f"The best checkpoint of {folder}, which {_BEST} names, is not there any more. {hint}"
     return (
-        f"No best checkpoint was kept in {folder}: callbacks.checkpoint.best was not set when it was trained (acc1, "
-        f"loss: a number of the evaluations). {hint}"
+        f"No best checkpoint was kept in {folder}: the training must have callbacks.checkpoint.best (acc1, loss: a "
+        f"number of the evaluations) and evaluate. {hint}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -70,6 +70,16 @@ class Training(Protocol):
     facts: list[str]
     differences: list[str]
     unknown: list[str]
+
+    @property
+    def callbacks(self) -> Iterable[Callback]:
+        """All callbacks of the training."""
+        ...
+
+    @property
+    def plateau(self) -> object | None:
+        """The schedule, if it evaluates by itself and waits for a score."""
+        ...
 
     def stop(self, reason: str) -> None:
         """Ends the training after the current update; `end` is still called. Call it on every rank."""

@@ -42,6 +42,7 @@ def bad(outputs, targets):
     [
         ("model.inputs=100", r"(?s)model mlp and the loss .* digits: .*64.*100.*float32\[64\].*model.inputs"),
         ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .*\[{use: classification}\].* They have acc1, acc5, loss"),
+        ("callbacks=[{use: checkpoint, best: acc1}]", r"checkpoint\.best: nothing evaluates acc1: add evaluate to the"),
         ("callbacks.5={use: early_stop, watch: val_loss}", r"early_stop\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("dataset={use: image_folder}", r"dataset\.path is not given"),
         ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.callbacks import evaluate
 from paddle_dp.checkpoint import Snapshot, TensorShard
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def trainer() -> SimpleNamespace:
+def trainer(run: Run) -> SimpleNamespace:
     """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`. A snapshot is of its `step`."""
     asked: list[Any] = []
     fake = SimpleNamespace(total_steps=20, early_end=None, asked=asked, mesh=Mesh.alone())
@@ -53,6 +54,7 @@ def trainer() -> SimpleNamespace:
     fake.snapshot = lambda memory=None: Snapshot(
         tensors={"model/w": weights}, state={"progress": {"step": fake.step}}
     )
+    fake.callbacks, fake.plateau = [evaluate.Config().build(run)], None
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake
 

@@ -145,8 +145,8 @@ def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Built
 def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(
     built: Built, tell: Tell, found: Found, trainer: SimpleNamespace
 ) -> None:
-    trainer.evaluation_names = set  # the run holds nothing out; its script evaluates by itself
-    with pytest.raises(UsageError, match=r"checkpoint\.best"):
+    trainer.evaluation_names = lambda: {"accuracy"}
+    with pytest.raises(UsageError, match=r"checkpoint\.best: .*'accuracy'"):
         tell(built(best="accuracy"), "evaluated", 4, found(acc1=0.5))
 
 

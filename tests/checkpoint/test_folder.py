@@ -83,7 +83,7 @@ def test_find_by_path(folder, tmp_path):
     ("spec", "said"),
     [
         ("25", "There is no checkpoint of step 25 in "),
-        ("best", r"No best checkpoint was kept in .*: callbacks\.checkpoint\.best was not set"),
+        ("best", r"No best checkpoint was kept in .*: the training must have callbacks\.checkpoint\.best .* and evaluate"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(folder, spec, said):
