@@ -15,8 +15,11 @@ import pytest
 
 from paddle_dp.callbacks.dashboard import Config
 from paddle_dp.callbacks.dashboard.visualdl import flat_settings
+from paddle_dp.data import Loader
+from paddle_dp.data.prepared import prepared
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.layout import Layout
+from paddle_dp.recipe.schema import LoaderSettings
 from paddle_dp.train import Callback, Moment, Run
 from tests.callbacks.moments import At, Found
 
@@ -146,6 +149,37 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: At) -> N
     assert sorted(dp_rank(run).get_tags()["image"]) == ["mesh", *samples]
     (shown,) = dp_rank(run).get_data("image", "samples/0 dark")
     assert Image.open(io.BytesIO(shown.image.encoded_image_string)).size == (64, 64)
+
+
+class Labelled:
+    """Pictures with targets that are no number of a class, but for the last."""
+
+    classes = ("dark", "light")
+    targets = (-100, 2, 0.5, {"mask": np.zeros(3)}, np.array([1]))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
+        return np.zeros((4, 4), "float32"), self.targets[index]
+
+
+def test_a_target_that_is_no_number_of_a_class_has_no_name(run: Run, at: At) -> None:
+    """-1 had the last class's name, and a class too many ended the training."""
+    started(
+        dataclasses.replace(run, train_loader=Loader.plain(Labelled(), batch=2)), at("start", 0), images=9
+    )
+    samples = [*(f"samples/{number}" for number in range(4)), "samples/4 light"]
+    assert sorted(dp_rank(run).get_tags()["image"]) == ["mesh", *samples]
+
+
+def test_samples_with_a_collate_fn_are_shown_as_it_makes_them(run: Run, at: At) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return np.stack([picture for picture, _ in samples]), np.array([1 - label for _, label in samples])
+
+    dataset = prepared(run.train_loader.dataset, LoaderSettings(), collate)
+    started(dataclasses.replace(run, train_loader=Loader.plain(dataset, batch=2)), at("start", 0), images=1)
+    assert sorted(dp_rank(run).get_tags()["image"]) == ["mesh", "samples/0 light"]
 
 
 def test_the_confusion_matrix_is_a_picture(run: Run, at: At, found: Found) -> None:

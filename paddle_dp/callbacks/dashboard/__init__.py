@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from paddle_dp.callbacks._pictures import draw_confusion, picture, png
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log, clean_tag, flat_settings, varint
-from paddle_dp.data.randomness import restoring_globals, seed_sample
-from paddle_dp.data.sample import class_names
+from paddle_dp.data.randomness import restoring_globals
+from paddle_dp.data.sample import class_names, read_seeded
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.gallery import Gallery
@@ -216,12 +216,18 @@ class Dashboard(Callback):
     def _show(self, index: int, step: int) -> None:
         loader = self.run.train_loader
         with restoring_globals():
-            seed_sample(loader.sampler.seed, 0, index)
-            sample, target = loader.dataset[index]
-        shown, classes = picture(sample), class_names(loader.dataset)
+            sample, target = read_seeded(loader.dataset, loader.sampler.seed, 0, index)
+        shown = picture(sample) if isinstance(sample, np.ndarray) else None
         if self.log and shown is not None:
-            name = f" {classes[int(target)]}" if classes and np.size(target) == 1 else ""
-            self.log.picture(f"samples/{index}{name}", png(shown), step)
+            name = f"samples/{index}{_class_suffix(target, class_names(loader.dataset))}"
+            self.log.picture(name, png(shown), step)
+
+
+def _class_suffix(target: Any, names: Sequence[str]) -> str:
+    """ " cat" for a target that is the number of this class; "" for any other target."""
+    is_number = isinstance(target, np.ndarray) and target.size == 1 and target.dtype.kind in "biu"
+    number = int(target.item()) if is_number else -1
+    return f" {names[number]}" if 0 <= number < len(names) else ""
 
 
 class RankCurves:
