@@ -98,12 +98,28 @@ class CheckpointCallback(Callback):
             _evaluated_number.refuse_unknown(self.config.best, self.run, moment, "checkpoint.best")
 
     def start(self, moment: Moment) -> None:
-        resumed = self.run.resumed
+        resumed, step = self.run.resumed, moment.progress.step
+        if resumed is not None and self.run.mesh.is_main:
+            self._set_aside(step)
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
-            self._saved = (moment.progress.step, resumed.folder)
+            self._saved = (step, resumed.folder)
         if self.config.best:
-            remembered = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
+            remembered = self._remembered(step) if self.run.mesh.is_main else None
             self._best = self.run.mesh.gather(remembered)[0]
+
+    def _set_aside(self, step: int) -> None:
+        """Moves the checkpoints of an abandoned training, of steps after `step`, aside: they would stay the newest, and
+        those saved from here on would be deleted before them."""
+        try:
+            moved = checkpoints.set_aside(self.folder, step)
+        except CheckpointError as error:
+            self._warn(f"{error} The training goes on.")
+            return
+        if moved is not None:
+            names, aside = ", ".join(path.name for path in moved[0]), moved[1]
+            self._warn(
+                f"The training continues from step {step}; later checkpoints ({names}) are now in {aside}."
+            )
 
     def step(self, moment: Moment) -> None:
         if self._saves_at_step(moment.progress.step):

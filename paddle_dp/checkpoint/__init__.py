@@ -15,6 +15,7 @@ from paddle_dp.checkpoint.folder import (
     newest,
     newest_good,
     prune,
+    set_aside,
     set_best,
 )
 from paddle_dp.checkpoint.loading import Checkpoint, load
@@ -30,6 +31,6 @@ __all__ = [
     "BackgroundSave", "Checkpoint", "Checks", "HostMemory", "NotWrittenError", "Snapshot",
     "TensorShard", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean", "content_of",
     "fill", "find", "is_adapter", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
-    "optimizer_tensors", "prune", "put", "rng_state", "save", "set_best", "step_name",
-    "step_of", "still_not", "tensor_shard",
+    "optimizer_tensors", "prune", "put", "rng_state", "save", "set_aside", "set_best",
+    "step_name", "step_of", "still_not", "tensor_shard",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""The folder of a run's checkpoints: publishes a new one, finds one, prunes old ones, cleans up after a kill."""
+"""The folder of a run's checkpoints: publishes one, finds one, prunes old ones, sets later ones aside, cleans up."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -233,6 +234,35 @@ def prune(folder: Path, keep: int, trusted: Path | None = None) -> list[Path]:
             raise CheckpointError(f"The old checkpoint {path} was not removed: {error.strerror}.") from None
         shutil.rmtree(hidden, ignore_errors=True)
     return deleted
+
+
+def set_aside(folder: Path, step: int) -> tuple[list[Path], Path] | None:
+    """Moves the checkpoints of steps after `step` to a folder beside them, in which no reader of `folder` looks, with
+    the best.json that names one of them. Returns where they were, oldest first, and that folder; None without such
+    checkpoints. Call it on one rank, while no rank saves. Raises CheckpointError."""
+    folder = Path(folder)
+    later = [path for path in checkpoints(folder) if step_of(path) > step]
+    if not later:
+        return None
+    names = (folder / f"abandoned-{number}" for number in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
+    content = _read_best(folder)
+    try:
+        aside.mkdir()
+        if content is not None and step_of(folder / content["checkpoint"]) > step:
+            (folder / _BEST).rename(aside / _BEST)
+        for path in reversed(later):
+            if path.is_symlink():  # a relative one would lead elsewhere
+                (aside / path.name).symlink_to(path.resolve())
+                path.unlink()
+            else:
+                path.rename(aside / path.name)
+        flush_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoints after step {step} in {folder} were not moved aside: {error.strerror}."
+        ) from None
+    return later, aside
 
 
 def newest_good(folder: Path) -> Path | None:

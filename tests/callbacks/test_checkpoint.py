@@ -112,6 +112,24 @@ def test_a_resume_knows_the_best_but_not_one_of_its_future(
     assert best_step(run) == 6
 
 
+def test_a_resume_from_an_earlier_step_leaves_no_newer_checkpoint(
+    run: Run, built: Built, tell: Tell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The abandoned ones stayed the newest, and those of the resumed training were deleted before them."""
+    callback = built()
+    for step in (4, 8, 12):
+        tell(callback, "epoch", step)
+    capsys.readouterr()
+    resumed = SimpleNamespace(folder=run.folder / "checkpoints/step-00000004")
+    callback = built(begin=4, resumed=resumed)
+    aside = run.folder / "checkpoints/abandoned-1"
+    assert f"(step-00000008, step-00000012) are now in {aside}." in capsys.readouterr().err
+    for step in (5, 6):
+        tell(callback, "epoch", step)
+    assert saved_steps(run) == [4, 5, 6]
+    assert [path.name for path in checkpoints.checkpoints(aside)] == ["step-00000008", "step-00000012"]
+
+
 def test_a_resume_that_has_nothing_to_do_saves_nothing_anew(
     run: Run, built: Built, tell: Tell, trainer: SimpleNamespace
 ) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddle_dp.checkpoint import check, clean, find, newest, save, set_best
-from paddle_dp.checkpoint.folder import publish
+from paddle_dp.checkpoint import best, check, clean, find, newest, save, set_aside, set_best
+from paddle_dp.checkpoint.folder import find_at, publish
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh
 
@@ -83,7 +83,10 @@ def test_find_by_path(folder, tmp_path):
     ("spec", "said"),
     [
         ("25", "There is no checkpoint of step 25 in "),
-        ("best", r"No best checkpoint was kept in .*: the training must have callbacks\.checkpoint\.best .* and evaluate"),
+        (
+            "best",
+            r"No best checkpoint was kept in .*: the training must have callbacks\.checkpoint\.best .* and evaluate",
+        ),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(folder, spec, said):
@@ -133,3 +136,25 @@ def test_a_replacement_that_is_refused_puts_the_earlier_one_back(folder):
         publish(folder / "gone", folder / "step-00000030")
     check(folder / "step-00000030")
     assert len(list(folder.iterdir())) == 3
+
+
+def test_later_checkpoints_are_set_aside_and_nothing_is_lost(folder, snapshot_of):
+    set_best(folder, folder / "step-00000020", {"acc1": 0.5})
+    save(snapshot_of(40), folder.parent / "disk", Mesh.alone())
+    (folder / "step-00000040").symlink_to("../disk/step-00000040", target_is_directory=True)
+    later, aside = set_aside(folder, 10)
+    assert [path.name for path in later] == ["step-00000020", "step-00000030", "step-00000040"]
+    assert newest(folder) == folder / "step-00000010" and best(folder) is None and clean(folder) == []
+    assert (
+        newest(aside) == find_at(aside) == aside / "step-00000040" and best(aside) == aside / "step-00000020"
+    )
+    assert set_aside(folder, 10) is None
+    again = set_aside(folder, 9)
+    assert again is not None and again[1] != aside
+
+
+def test_an_earlier_best_stays(folder):
+    set_best(folder, folder / "step-00000010", {"acc1": 0.5})
+    set_aside(folder, 20)
+    assert best(folder) == folder / "step-00000010" and newest(folder) == folder / "step-00000020"
+    assert set_aside(folder / "absent", 3) is None
