@@ -83,7 +83,7 @@ class Trainer(TrainingState):
             raise UsageError('fit: give a length, as in fit("3 epochs"), or give the run one.')
         until = Length(self.run.total_steps, "steps") if until is None else until
         until = until if isinstance(until, Length) else Length.parse(until)
-        self.total_steps = self.loader.sampler.updates(until)
+        self.total_steps, self.early_end, self.interrupted = self.loader.sampler.updates(until), None, None
         lines = [schedule_line(self.learner.rate.schedule, self.total_steps, self.loader.batches)]
         lines += [self.learner.micro_batches_line(self.loader.sampler.micro_batches)]
         for line in filter(None, lines if self.mesh.is_main else ()):

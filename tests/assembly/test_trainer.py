@@ -106,8 +106,10 @@ def test_a_callback_may_stop_it():
                 moment.trainer.stop("enough")
 
     diary = Diary()
-    assert trainer(Enough(), diary).fit("9 epochs").step == 2
+    training = trainer(Enough(), diary)
+    assert training.fit("9 epochs").step == 2
     assert diary.lines[-1] == ("end", 0, 2, 2)
+    assert training.fit("4 steps").step == 4  # an earlier stop ended every later training
 
 
 def test_a_loss_that_is_no_number_ends_it_with_a_sentence():
