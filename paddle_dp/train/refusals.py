@@ -79,12 +79,14 @@ class Refusals:
         )  # fmt: skip
 
     def checkpoint_before(self, step: int) -> Path | None:
-        """The newest good checkpoint of at most `step` updates in the run's folder, or else the resumed checkpoint;
-        None if there is none. Collective."""
-        run = self.soundness.run
+        """The newest good checkpoint of at most `step` updates in the run's folder, or else the resumed checkpoint, if
+        it is still there (`memory_checkpoint` removes it); None if there is none. Collective."""
+        run, mesh = self.soundness.run, self.learner.mesh
         rewritten = [path for path, written in self._foreign.items() if _written(path) == written]
-        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=rewritten)
-        return path or (run.resumed.folder if run.resumed is not None else None)
+        path = checkpoints.newest(run.folder / "checkpoints", mesh, until=step, but=rewritten)
+        if path is None and run.resumed is not None and all(mesh.gather(_written(run.resumed.folder) > 0)):
+            return run.resumed.folder
+        return path
 
     def report(self, refusal: Refusal, back_to: int | None = None) -> None:
         """Prints a refusal, and calls `refused` of all callbacks. `back_to`: the step to which the training went

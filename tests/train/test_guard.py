@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,28 @@ def test_it_does_not_go_back_to_a_checkpoint_of_an_abandoned_training(tmp_path, 
     capsys.readouterr()
     trainer(tmp_path, **how, resume=str(fourth)).fit()
     assert f"step {step}: the loss is nan: back to the checkpoint of step 4." in capsys.readouterr().err
+
+
+class Removes(Callback):
+    """Removes the resumed checkpoint, as `memory_checkpoint` does after two later ones."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def start(self, moment):
+        shutil.rmtree(self.folder)
+
+
+def test_it_does_not_go_back_to_a_resumed_checkpoint_that_is_gone(tmp_path, capsys):
+    step = next(step for step in steps_of(BAD) if step > 4)
+    trainer(tmp_path / "memory", callbacks=[{"use": "checkpoint", "every": "4 steps"}]).fit("4 steps")
+    fourth = tmp_path / "memory/checkpoints/step-00000004"
+    callbacks = [{"use": "checkpoint", "every": "99 steps"}, Removes(fourth)]
+    trainer(tmp_path / "run", guard={"non_finite": "rewind"}, callbacks=callbacks, resume=str(fourth)).fit()
+    skipped = (
+        f"step {step}: the loss is nan: the update was skipped, for there is no checkpoint to go back to yet"
+    )
+    assert skipped in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
