@@ -63,7 +63,7 @@ class Config:
 class Profile(Callback):
     """Writes <run>/profile/rank-N.json and rank-N.txt at the end of the window or of the training."""
 
-    reads = False
+    reads, weights = False, False
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config = run, config
@@ -71,6 +71,9 @@ class Profile(Callback):
         self._records = config.all_ranks or run.mesh.is_main
         self._first = 0
         self._profiler: Any = None
+
+    def due_at_step(self, step: int) -> bool:
+        return self._first <= step <= self._first + self.config.steps
 
     def start(self, moment: Moment) -> None:
         self._first = moment.progress.step + self.config.start

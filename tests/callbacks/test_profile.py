@@ -20,7 +20,8 @@ def train(run: Run, at: At, count: int, begin: int = 0, **config: Any) -> None:
     profile.start(at("start", begin))
     for step in range(begin + 1, begin + count + 1):
         paddle.nn.functional.relu(paddle.ones([4]))
-        profile.step(at("step", step))
+        if profile.due_at_step(step):
+            profile.step(at("step", step))
     profile.end(at("end", begin + count))
 
 
@@ -36,6 +37,14 @@ def test_the_window_is_counted_from_where_the_run_begins(run: Run, at: At, begin
     assert sorted(n for n in names if n.startswith("ProfileStep")) == [f"ProfileStep#{i}" for i in range(3)]
     assert sum(name == "relu dygraph" for name in names) == 3
     assert "relu" in (run.folder / "profile/rank-0.txt").read_text()
+
+
+def test_outside_its_window_it_has_no_effect(run: Run, at: At) -> None:
+    """Asynchronous ranks met after every step for it, and new weights did not arrive during the next forward."""
+    profile = Config(start=2, steps=3).build(run)
+    profile.start(at("start", 7))
+    assert [step for step in range(8, 20) if profile.due_at_step(step)] == [9, 10, 11, 12]
+    assert not profile.weights
 
 
 def test_every_slice_has_what_the_format_asks_for(run: Run, at: At) -> None:
