@@ -360,7 +360,7 @@ def _callbacks(c: Configuration, best: str) -> list[Section]:
     if c.take("Global.eval_during_train", True):
         callbacks.append({"use": "evaluate", "every": _epochs(c.take("Global.eval_interval", 1))})
     save = {"use": "checkpoint", "every": _epochs(c.take("Global.save_interval", 1)), "keep": 3}
-    callbacks.append({**save, **({"best": best} if len(callbacks) > 2 else {})})
+    callbacks.append({**save, **({"best": best} if callbacks[-1]["use"] == "evaluate" else {})})
     return callbacks
 
 

@@ -60,7 +60,8 @@ Metric: {Eval: [{TopkAcc: {topk: [1, 5]}}]}
 """
 JITTER = "        - ColorJitter: {"
 TRANSFORMER = """
-Global: {epochs: 300, update_freq: 2, print_batch_step: 10, eval_during_train: False, save_interval: 1}
+Global: {epochs: 300, update_freq: 2, print_batch_step: 10, eval_during_train: False, save_interval: 1,
+  use_visualdl: True}
 Arch: {name: Swin_own, class_num: 10, drop_path_rate: 0.2}
 Loss: {Train: [{CELoss: {epsilon: 0.1}}]}
 EMA: {decay: 0.9999}
@@ -156,7 +157,13 @@ def test_a_transformer_with_mixing(tmp_path: Path) -> None:
         {"match": "*pos_embed*", "weight_decay": 0}, {"match": "*norm*", "weight_decay": 0}
     ]  # fmt: skip
     assert "decay_all" not in sections["optimizer"]
-    assert [each["use"] for each in sections["callbacks"]] == ["console", "metrics", "checkpoint"]
+    assert [each["use"] for each in sections["callbacks"]] == [
+        "console",
+        "metrics",
+        "dashboard",
+        "checkpoint",
+    ]
+    assert "best" not in sections["callbacks"][-1]  # nothing evaluates
     assert c.lost == []
 
 
