@@ -85,8 +85,9 @@ class TurnsLoss(Loss):
 
     @contextmanager
     def during(self, turn: Turn, named: Sequence[tuple[str, paddle.Tensor]]) -> Iterator[None]:
-        """A context for the update of a turn; `named`: all trained parameters, of which the others are fixed in it."""
-        fixed = [parameter for name, parameter in named if not turn.trains(name)]
+        """A context for the update of a turn; `named`: all trained parameters, of which the others are fixed in it;
+        what is frozen already stays so."""
+        fixed = [p for name, p in named if not (turn.trains(name) or p.stop_gradient)]
         self._turn = turn
         for parameter in fixed:
             parameter.stop_gradient = True

@@ -267,6 +267,23 @@ def test_a_turn_fixes_the_other_parameters_and_frees_them_again() -> None:
     assert not any(p.stop_gradient for p in model.parameters())
 
 
+def test_what_was_frozen_in_the_midst_stays_frozen() -> None:
+    """The first turn that does not train it unfroze it."""
+    model = model_of()
+    generator, discriminator = model.generator_loss, model.discriminator_loss
+    loss = TurnsLoss(
+        [turn("a", generator, match=["generator.*"]), turn("b", discriminator, 1, ["discriminator.*"])]
+    )
+    named = list(model.named_parameters())
+    frozen = [model.generator[0].weight, model.discriminator[0].bias]
+    for parameter in frozen:
+        parameter.stop_gradient = True
+    for each in loss.turns:
+        with loss.during(each, named):
+            assert all(p.stop_gradient for p in frozen)
+        assert [p.name for _, p in named if p.stop_gradient] == [p.name for p in frozen]
+
+
 def test_losses_that_count_differently_are_not_added_up() -> None:
     loss = TurnsLoss([turn("a", lambda x, y: x.sum(-1)), turn("b", lambda x, y: x)])
     with pytest.raises(LossError, match="turns a and b count 2 and 6"):
