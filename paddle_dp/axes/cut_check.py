@@ -17,7 +17,7 @@ from paddle import nn
 from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS
 from paddle_dp.batch import call
 from paddle_dp.core.batch_norm import is_batch_norm
-from paddle_dp.core.extra_forwards import extra_forwards, random_state
+from paddle_dp.core.extra_forwards import extra_forwards, how_different, random_state
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.part.annotation import cut_entries
@@ -63,12 +63,10 @@ class CutCheck:
                 raise _differs(
                     model, setting, f"its outputs are {list(sliced.shape)} instead of {list(full.shape)}"
                 )
-            if not self._values or not full.is_floating_point() or not full.size:
+            if not self._values or not full.is_floating_point():
                 continue
-            difference, largest = (float(x.abs().max()) for x in (sliced - full, full))
-            if difference > TOLERANCE.get(full.dtype, DEFAULT_TOLERANCE) * largest:
-                why = f"its outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
-                raise _differs(model, setting, why)
+            if how := how_different(full, sliced, TOLERANCE.get(full.dtype, DEFAULT_TOLERANCE)):
+                raise _differs(model, setting, f"its outputs {how}")
 
     def _run(self, model: nn.Layer, setting: str = "") -> tuple[list[paddle.Tensor], Flow, bool]:
         """The outputs, the shapes at the layers, and whether random numbers were drawn.

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
@@ -23,7 +22,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import call
-from paddle_dp.core.extra_forwards import extra_forwards, random_state
+from paddle_dp.core.extra_forwards import extra_forwards, how_different, random_state
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.process_runner import ProcessRunner, in_this_process
 from paddle_dp.errors import UsageError
@@ -250,15 +249,8 @@ def _compare(
     if shapes[0] != shapes[1]:
         raise _no_chain(model, f"{mode} it gives {shapes[0]}, and they give {shapes[1]}", setting)
     for a, b in zip(outputs, chained, strict=True):
-        if not a.size:
-            continue
-        if a.dtype.kind in "fc":
-            difference, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
-        else:
-            difference, largest = float((a != b).max()), 1.0
-        if not math.isnan(largest) and not difference <= TOLERANCE * largest:
-            why = f"{mode} their outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
-            raise _no_chain(model, why, setting)
+        if how := how_different(a, b, TOLERANCE):
+            raise _no_chain(model, f"{mode} their outputs {how}", setting)
 
 
 def _no_chain(model: nn.Layer, why: str, setting: str) -> UsageError:

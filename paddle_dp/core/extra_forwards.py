@@ -1,4 +1,4 @@
-"""Extra forwards of a model, which leave no trace: what they change is restored."""
+"""Extra forwards of a model, which leave no trace: what they change is restored; and how their outputs differ."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddle_dp.core.batch_norm import statistics
+from paddle_dp.tensors import dtype_of
 
 
 def random_state() -> list[Any]:
     """Compares equal as long as nothing was drawn from Paddle's generators, and none was set."""
     return [state.__getstate__() for state in paddle.get_rng_state()]
+
+
+def how_different(expected: Any, actual: Any, tolerance: float) -> str:
+    """How two outputs of one shape differ, as a part of a sentence; "" if they do not.
+
+    Finite numbers may differ by `tolerance`, relative to the largest of `expected`; others must be the same.
+    """
+    wide = [x.astype("float32") if dtype_of(x) == "bfloat16" else x for x in (expected, actual)]
+    a, b = map(np.asarray, wide)
+    if a.dtype.kind not in "fc":
+        return "differ" if (a != b).any() else ""
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
+        return "differ in what is infinite or NaN"
+    difference, largest = (float(np.abs(x).max(initial=0.0)) for x in (a[finite] - b[finite], a[finite]))
+    if difference <= tolerance * largest:
+        return ""
+    return f"differ by up to {difference:.2g}, and the largest is {largest:.2g}"
 
 
 @contextmanager

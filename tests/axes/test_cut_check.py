@@ -16,9 +16,9 @@ class Fused(nn.Layer):
 
     attention_methods = ("_attend",)
 
-    def __init__(self, beside):
+    def __init__(self, beside, mask=0.0):
         super().__init__()
-        self.cuts = {"qkv": "heads", "out": "rowwise"}
+        self.cuts, self.mask = {"qkv": "heads", "out": "rowwise"}, paddle.to_tensor([mask] + [0.0] * 15)
         self.beside, self.qkv, self.out = beside, nn.Linear(16, 48), nn.Linear(16, 16)
 
     def _attend(self, given):
@@ -32,7 +32,7 @@ class Fused(nn.Layer):
         return (weights @ v).transpose([0, 2, 1, 3]).reshape([n, t, width // 3])
 
     def forward(self, x):
-        return self.out(self._attend(self.qkv(x)))
+        return self.out(self._attend(self.qkv(x))) + self.mask
 
 
 class Middle(nn.Layer):
@@ -66,6 +66,8 @@ BOTH = {"first": "channels", "norm": "channels"}
 MODELS = {
     "heads beside each other": lambda: Fused(True),
     "parts beside each other": lambda: Fused(False),
+    "heads, an infinite output": lambda: Fused(True, float("-inf")),
+    "parts, an infinite output": lambda: Fused(False, float("-inf")),
     "right": lambda: Middle({"first": "colwise", "second": "rowwise"}),
     "no rows": lambda: Middle({"first": "colwise"}),
     "no columns": lambda: Middle({"second": "rowwise"}),
@@ -105,6 +107,13 @@ def test_a_fused_projection_by_parts_is_not_cut_by_heads():
         assert bad.startswith(
             "strategy.tensor: cut by its `cuts` and `attention_methods`, Fused computes something else"
         )
+
+
+def test_an_infinite_output_hides_no_others():
+    """Of a masked vocabulary: every difference is below a share of infinity."""
+    for good, bad in run_ranks(place, 2, ["heads, an infinite output", "parts, an infinite output"]):
+        assert good == ""
+        assert "Fused computes something else: its outputs differ by up to" in bad
 
 
 SLICES = "first is cut as colwise, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"

@@ -9,7 +9,7 @@ from paddle import nn
 from paddle_dp.assembly.sample_trial import ForkRunner
 from paddle_dp.axes.meta_init import anatomy
 from paddle_dp.batch import call
-from paddle_dp.core.blocks import blocks_of, check_chain, is_table, outside, settle
+from paddle_dp.core.blocks import Function, blocks_of, check_chain, is_table, outside, settle
 from paddle_dp.errors import UsageError
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
@@ -93,6 +93,26 @@ class Between(nn.Layer):
 def test_what_forward_does_beside_its_blocks_is_noticed(how, said):
     with pytest.raises(UsageError, match=said):
         check_chain(Between(how), images([2, 8]), "strategy.pipeline")
+
+
+class Masked(nn.Layer):
+    """Illegal actions have a score of -inf; `shift` is what forward adds beside its blocks."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.shift, mask = shift, paddle.to_tensor([0.0, float("-inf"), 0.0])
+        self.blocks = nn.LayerList([nn.Linear(8, 3), Function(lambda scores: scores + mask)])
+
+    def forward(self, x):
+        return self.blocks[1](self.blocks[0](x)) + self.shift
+
+
+def test_infinite_outputs_are_compared():
+    """-inf - -inf is NaN: an honest model was refused."""
+    check_chain(Masked(0.0), images([2, 8]), "strategy.pipeline")
+    for shift, said in ((0.5, "differ by up to 0.5"), (float("inf"), "differ in what is infinite or NaN")):
+        with pytest.raises(UsageError, match=f"in evaluation their outputs {said}"):
+            check_chain(Masked(shift), images([2, 8]), "strategy.pipeline")
 
 
 def test_a_function_that_draws_is_refused():

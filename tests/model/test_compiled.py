@@ -80,6 +80,14 @@ class Counting(nn.Layer):
         return self.layer(x) / self.calls
 
 
+class CountingInfinite(Counting):
+    """The same, beside a number that is infinite: every difference is below a share of it."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        return self.layer(x) / self.calls + paddle.to_tensor([float("-inf"), 0.0, 0.0, 0.0])
+
+
 class Looping(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +102,12 @@ class Looping(nn.Layer):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(Counting, "a second time"), (Looping, "no gradient to layer.weight")]
+    ("model", "why"),
+    [
+        (Counting, "a second time"),
+        (CountingInfinite, "a second time"),
+        (Looping, "no gradient to layer.weight"),
+    ],
 )
 def test_a_program_that_does_not_do_what_the_layers_do_is_refused(model: type[nn.Layer], why: str) -> None:
     with pytest.raises(UsageError, match=why):

@@ -15,6 +15,7 @@ from paddle.autograd import PyLayer
 
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.core.data_group import PaddleGroup
+from paddle_dp.core.extra_forwards import how_different
 from paddle_dp.core.loss import Count
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.placement import Placements
@@ -217,12 +218,10 @@ def branched(
         trace.layer.forward = join
     after = outputs_of(model, inputs, [])
     for expected, actual in zip(before, after, strict=True):
-        difference, largest = (float(x.abs().max()) if x.size else 0.0 for x in (actual - expected, expected))
-        if compare and difference > _CLOSE * largest:
+        if compare and (how := how_different(expected, actual, _CLOSE)):
             raise UsageError(
                 f"strategy.branches: with its branches on {len(ranks.ranks)} ranks {type(model).__name__} gives "
-                f"outputs that differ by up to {difference:.2g}, of {largest:.2g}: something outside its chains "
-                f"reads or changes tensors within a branch ({DOCS})."
+                f"outputs that {how}: something outside its chains reads or changes tensors within a branch ({DOCS})."
             )
     for join in joins:
         join.forms.forget()
