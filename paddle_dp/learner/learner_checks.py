@@ -14,6 +14,7 @@ from paddle_dp.core.consistency import Digest, digests
 from paddle_dp.core.loss import Loss
 from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.walk import Attributes, OptimizerMemory
 from paddle_dp.learner.update import UpdateMode
@@ -144,20 +145,21 @@ class BufferCheck(LearnerCheck):
 class UnusedCheck(LearnerCheck):
     """Prints once, on the first rank, the trained parameters without a gradient on any rank."""
 
-    def __init__(self, placed: PlacedModel):
-        self._placed = placed
+    def __init__(self, placed: PlacedModel, loss: Loss):
+        self._mesh, self._in_turns = placed.mesh, isinstance(loss, TurnsLoss)
         self._watched = dict(placed.named_trainable)  # until their first update; a turn updates some of them
+        self._ended = False  # on all ranks at once: those of one stage may be frozen
 
     def after_exchange(self, update: int, empty: bool) -> None:
-        if not self._watched or empty:
+        if self._ended or empty:
             return
-        mesh = self._placed.mesh
         updated = [name for name, parameter in self._watched.items() if not parameter.stop_gradient]
         present = {name: self._watched.pop(name).grad is not None for name in updated}
-        lacking = gathered_names([name for name, has_gradient in present.items() if not has_gradient], mesh)
-        used = set(gathered_names([name for name in lacking if present.get(name)], mesh)) if lacking else ()
+        lacking = gathered_names([name for name, has_one in present.items() if not has_one], self._mesh)
+        used = set(gathered_names([n for n in lacking if present.get(n)], self._mesh)) if lacking else ()
+        self._ended = not (self._in_turns and self._watched)  # in turns all ranks have the same parameters
         unused = [name for name in lacking if name not in used]
-        if unused and mesh.is_main:
+        if unused and self._mesh.is_main:
             print(
                 f"parameter '{unused[0]}'{and_more(unused)} got no gradient in update {update}: neither the "
                 "outputs nor the loss use it, so updates leave it as it is. This is said once.",

@@ -189,7 +189,7 @@ class PreparedTask:
             checks=[
                 FrozenCheck(placed), *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh), BufferCheck(buffers),
-                batch_runner.draws, UnusedCheck(placed),
+                batch_runner.draws, UnusedCheck(placed, loss),
             ],
         )  # fmt: skip
 

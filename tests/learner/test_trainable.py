@@ -11,6 +11,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Task
 from paddle_dp.learner.learner_checks import FrozenCheck
@@ -18,6 +19,7 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from paddle_dp.strategies.async_average.elastic_rank import ElasticRank
 from paddle_dp.strategies.parameter_server.async_worker import AsyncWorker
+from tests.house.learners import stored_weights, task_of
 from tests.ranks import run_ranks
 
 STRATEGIES: list[dict[str, Any]] = [
@@ -62,6 +64,29 @@ def test_what_is_frozen_in_the_midst() -> None:
         assert "strategy.find_unused_parameters=true" in plain
         for weight in others:
             np.testing.assert_allclose(weight, one, rtol=1e-5, atol=1e-7)
+
+
+def staged(words: dict[str, Any]) -> dict[str, Any]:
+    """The weights of this rank after three updates; before the first of them a callback freezes one of stage 1."""
+    mesh = join(seed=0)
+    paddle.seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    learner = read_part("strategies", words).build(mesh).place(task_of(model))
+    for name, parameter in learner.placed.named_parameters():
+        parameter.stop_gradient |= name == "4.weight"
+    data = [(np.full([4], i / 12, "float32"), np.int64(i % 3)) for i in range(12)]
+    for batch in Loader.plain(data, 4, learner.mesh).read(0):
+        learner.train_batch(batch)
+    return stored_weights(learner)
+
+
+def test_what_one_stage_alone_freezes_before_the_first_update() -> None:
+    """It was still looked for at the second update, which only this stage's rank did: that waited for the other."""
+    one = run_ranks(staged, 1, {"use": "single"})[0]
+    stages = run_ranks(staged, 2, {"use": "hybrid", "pipeline": 2})
+    assert all(stages)
+    for name, value in {name: value for stage in stages for name, value in stage.items()}.items():
+        np.testing.assert_allclose(value, one[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", [ElasticRank, AsyncWorker])
