@@ -6,14 +6,17 @@ import pytest
 
 from paddle_dp.axes.sharding.zero import Offload
 from paddle_dp.checkpoint import merge
+from paddle_dp.data import Loader
 from paddle_dp.datasets.random_tokens import Config as Tokens
 from paddle_dp.errors import DivergenceError
+from paddle_dp.learner import Task
 from paddle_dp.learner.memory import size, states
+from paddle_dp.losses.cross_entropy import CrossEntropy
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
-from tests.house.learners import task_of
+from tests.house.learners import numbers_of, stored_weights, task_of
 from tests.parity import SHORT, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
@@ -160,6 +163,37 @@ OTHERS = [
 def test_other_optimizers(tmp_path, optimizer):
     for many in by_layout(2, tmp_path, stages("sharding: 2"), optimizer=optimizer):
         assert_same(many, truth(optimizer=optimizer))
+
+
+def head_learns(strategies):
+    """Weights, and [loss, norm] of each update, where the optimizer has the head's parameters and none is frozen."""
+    mesh, learned = join(seed=0), []
+    for strategy in strategies:
+        paddle.seed(1)
+        body = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 8))
+        model = paddle.nn.Sequential(body, paddle.nn.Tanh(), paddle.nn.Linear(8, 3))
+        clip = paddle.nn.ClipGradByGlobalNorm(0.1)
+        optimizer = paddle.optimizer.AdamW(0.1, parameters=model[2].parameters(), grad_clip=clip)
+        task = Task(model=model, loss=CrossEntropy(), optimizer=optimizer)
+        learner = read_part("strategies", strategy).build(mesh).place(task)
+        data = [(np.full([4], i / 12, "float32"), np.int64(i % 3)) for i in range(12)]
+        numbers = numbers_of(learner, Loader.plain(data, 4, learner.mesh).read(0))
+        learner.check("at the end")
+        learned.append((stored_weights(learner), numbers))
+    return learned
+
+
+def test_an_optimizer_of_the_head_alone_with_a_body_that_is_not_frozen():
+    """The body's gradients count in the norm that is shown, as on one process, and nobody updates it."""
+    one, shown = run_ranks(head_learns, 1, [{"use": "single"}])[0][0]
+    strategies = [{"use": "hybrid", "sharding": 2, "sharding_stage": stage} for stage in (1, 2, 3)]
+    for ranks in zip(*run_ranks(head_learns, 2, [*strategies, {"use": "data_parallel"}]), strict=True):
+        together = {name: value for weights, _ in ranks for name, value in weights.items()}
+        assert set(together) == set(one)
+        for name, value in together.items():
+            np.testing.assert_allclose(value, one[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        for _, numbers in ranks:
+            np.testing.assert_allclose(numbers, shown, rtol=1e-5)
 
 
 def offloaded(offload_states: bool) -> list[np.ndarray]:

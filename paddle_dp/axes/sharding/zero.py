@@ -56,9 +56,10 @@ class Offload:
 class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
-    `placements` records the owner of every trainable parameter, and in stage 3 of every frozen one. `optimizer` then
-    has only this rank's parameters, possibly none. In stage 3, `prefetch` is the number of chunks fetched ahead, and
-    `reduce_dtype` the dtype in which gradients travel (None: native). Collective.
+    `placements` records the owner of every trainable parameter, also of one that `optimizer` does not update, and in
+    stage 3 of every frozen one. `optimizer` then has only this rank's parameters, possibly none. In stage 3, `prefetch`
+    is the number of chunks fetched ahead, and `reduce_dtype` the dtype in which gradients travel (None: native).
+    Collective.
     """
 
     def __init__(  # noqa: PLR0913 - the placed objects, and four settings of the strategy
@@ -73,8 +74,8 @@ class Zero:
         reduce_dtype: str | None = None,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        order = {id(parameter): index for index, parameter in enumerate(model.parameters())}
-        trained = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
+        trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        updated = {id(parameter) for parameter in parameters_of(optimizer)}
         frozen = _frozen(model) if stage == 3 else []
         if stage == 3 and (empty := [name for name, p in model.named_parameters() if not p.size]):
             raise UsageError(
@@ -85,7 +86,7 @@ class Zero:
         owners_of_groups = deal(sizes[0], sizes[1], self.group.nranks)
         pairs = zip([*trained, *frozen], [*owners_of_groups[0], *owners_of_groups[1]], strict=True)
         self._owner = {id(parameter): owner for parameter, owner in pairs}
-        keep(optimizer, [p for p in trained if self.owner(p) == self.group.rank])
+        keep(optimizer, [p for p in trained if id(p) in updated and self.owner(p) == self.group.rank])
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]
         for parameter in self.parameters:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
