@@ -44,6 +44,7 @@ from paddle_dp.learner.runner import BatchRunner, Dropout
 from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.device import moved, on
+from paddle_dp.model.batch_norm_on_cpu import local_batch_norms
 from paddle_dp.model.bias_on_cpu import quick_biases
 from paddle_dp.model.compiled import compiled
 from paddle_dp.model.convolution_on_cpu import quick_convolutions
@@ -91,6 +92,7 @@ class Task:
     remembers: bool = False
 
     def __post_init__(self) -> None:
+        local_batch_norms(self.model)  # before any trial runs it
         if self.precision.dtype == "float64":
             widen(self.model)
             if isinstance(self.optimizer, paddle.optimizer.Optimizer):
