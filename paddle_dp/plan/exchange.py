@@ -161,12 +161,12 @@ def _fetched(
     )
     forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(numbered_layers))]
     backward: list[tuple[Kind, int]] = []  # ends at the first layer that learns
-    again = recomputed_blocks(len(blocks), layout.recompute)
+    run_twice = recomputed_blocks(len(blocks), layout.recompute)
     for number in reversed(memory.blocks):
         block_layers = [
             at for at in range(len(numbered_layers)) if numbered_layers[at][0] == number and at >= first
         ]
-        recomputed = block_layers if number in again else []
+        recomputed = block_layers if number in run_twice else []
         backward += [("backward", at) for at in (*recomputed, *reversed(block_layers))]
     single_pass = [*forward, *backward]
     if layout.degrees.pipeline > 1:
