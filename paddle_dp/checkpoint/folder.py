@@ -237,7 +237,7 @@ def prune(folder: Path, keep: int, trusted: Path | None = None) -> list[Path]:
 
 
 def set_aside(folder: Path, step: int) -> tuple[list[Path], Path] | None:
-    """Moves the checkpoints of steps after `step` to a folder beside them, in which no reader of `folder` looks, with
+    """Moves the checkpoints of steps after `step` to a folder next to them, in which no reader of `folder` looks, with
     the best.json that names one of them. Returns where they were, oldest first, and that folder; None without such
     checkpoints. Call it on one rank, while no rank saves. Raises CheckpointError."""
     folder = Path(folder)

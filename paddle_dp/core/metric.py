@@ -261,7 +261,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _add(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
-    """Adds `sums`; totals of one are as those of several: new arrays, which a metric may change, and numbers."""
+    """Adds `sums`; the totals of one rank, too, are new arrays, which a metric may change, and numbers."""
     for name, value in sums.items():
         totals[name] = totals.get(name, 0) + value
 

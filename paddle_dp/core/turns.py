@@ -86,7 +86,7 @@ class TurnsLoss(Loss):
     @contextmanager
     def during(self, turn: Turn, named: Sequence[tuple[str, paddle.Tensor]]) -> Iterator[None]:
         """A context for the update of a turn; `named`: all trained parameters, of which the others are fixed in it;
-        what is frozen already stays so."""
+        frozen ones stay frozen."""
         fixed = [p for name, p in named if not (turn.trains(name) or p.stop_gradient)]
         self._turn = turn
         for parameter in fixed:

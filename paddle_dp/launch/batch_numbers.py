@@ -64,7 +64,7 @@ def with_batch_numbers_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[
 
 
 def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes: int = 1) -> BatchNumbers:
-    """The recipe's global numbers on `ranks` ranks of each node; None: stand-ins, those of one data rank.
+    """The recipe's global numbers on `ranks` ranks of each node; None: stand-ins, of one data rank.
 
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """

@@ -201,7 +201,7 @@ class Learner:
         self, batch: Batch, counter: Counter, exchange: GradientExchange, collect: bool
     ) -> tuple[list[Sums], float, float]:
         """Forward and backward of a batch, and the exchange. Returns the sums of each micro-batch, the divisor of the
-        backwards, and the count by which they were to be divided: gradients × divisor / count are those of the mean.
+        backwards, and the count by which they were to be divided: gradients × divisor / count are the mean's.
         Collective."""
         known = counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0

@@ -75,8 +75,8 @@ def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
 
     Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", the run's recorded
     ones by step; "digest", of the run's weights after "to", and "saved", the checkpoint that holds them, each None if
-    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2; "tensor", those of
-    its tensor axis.
+    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2; "tensor", the
+    ranks of its tensor axis.
     """
     mesh = join(recipe.train.seed, recipe.train.device)
     if mesh.ranks != 1:

@@ -22,7 +22,7 @@ from paddle_dp.gloo.originals import CompletedTask
 
 SHOWN = 4  # numbers of a tensor that are recorded
 MAX_SIZE = 1 << 16  # elements of a tensor of which numbers are recorded
-# name of a collective: its parameters for what this rank sends, and for what it receives
+# name of a collective: its parameters for this rank's payload, and for the target
 PARAMETERS = {
     "all_reduce": ("tensor", ""), "reduce": ("tensor", ""), "broadcast": ("tensor", ""), "barrier": ("", ""),
     "all_gather": ("tensor", "tensor_list"), "all_gather_object": ("obj", "object_list"),
