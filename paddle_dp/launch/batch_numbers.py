@@ -84,7 +84,7 @@ def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes
     if auto:
         on_cpu = train.get("device", "auto") == "cpu" or not Machine.here().devices
         available = available_memory() if on_cpu and nodes == 1 else None
-        limit = limit or (available and available / ranks)
+        limit = (available and available / ranks) if limit is None else limit
         if limit is None:
             raise UsageError(
                 "train.micro_batches=auto: how much memory the ranks' devices have is not known here. Say how much a "

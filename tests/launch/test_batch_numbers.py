@@ -147,6 +147,7 @@ def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
         (CONVNET, "auto", 1, "BatchNorm, which model convnet has, takes the statistics of each micro-batch"),
         (GPT, "auto", 2, "how much memory the ranks' devices have is not known here.*'auto 16 GB'"),
         (GPT, "auto lots", 1, r"'auto lots': 'lots' is not a quantity like '25 MB'"),
+        (GPT, "auto 0 GB", 1, r"with as many as there can be a rank takes .*, more than 92% of the 0"),
         (GPT, "auto 1 MB", 1, r"with as many as there can be a rank takes .*, more than 92% of the 1\.05 MB"),
     ],
 )
