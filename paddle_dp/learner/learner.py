@@ -331,13 +331,13 @@ class Learner:
         factor *= self.exchange.mean_over if self.mixed.low else 1  # as `BatchRunner._factor` has left to do
         scale = self.mixed.scale
         self.unscaled_by = factor = factor / (1.0 if scale is None else scale.scale)
-        usable = scale is None or self._fit_into_float16(scale)
+        usable = scale is None or self._update_loss_scale(scale)
         if usable and factor != 1.0:
             gradients.scale(self.trainable, factor)
         return usable
 
-    def _fit_into_float16(self, scale: LossScale) -> bool:
-        """Whether the gradients are finite, by which the loss scale changes for the next update. Collective."""
+    def _update_loss_scale(self, scale: LossScale) -> bool:
+        """Changes the loss scale by whether the gradients are finite, and returns whether they are. Collective."""
         finite = scale.accept(math.isfinite(float(self.mode.norm.global_norm())))
         if scale.hopeless:  # on all ranks alike: they have the same norm
             raise NotFiniteError(
