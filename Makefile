@@ -25,12 +25,15 @@ sim-tests: sim   ## all tests that run on it, also those that take minutes
 long:            ## all tests, also those that take minutes
 	$(PYTHON) -m pytest -m "long or not long"
 
-check:           ## lint, format, types, shell scripts, recipes
+check:           ## lint, format, types, shell scripts, recipes, and whether docs/ has what the docstrings say
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	shellcheck .ci/run tools/cluster/ssh.sh tests/cluster/*.sh
 	paddle-dp check --no-run configs/*.yaml
+	$(PYTHON) tools/document.py --check
+	$(PYTHON) tools/api_page.py --check
+	$(PYTHON) tools/notebooks.py --check
 
 format:          ## mend what can be mended without thinking
 	$(PYTHON) -m ruff check --fix .

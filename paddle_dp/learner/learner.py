@@ -201,8 +201,8 @@ class Learner:
         self, batch: Batch, counter: Counter, exchange: GradientExchange, collect: bool
     ) -> tuple[list[Sums], float, float]:
         """Forward and backward of a batch, and the exchange. Returns the sums of each micro-batch, the divisor of the
-        backwards, and the count by which they were to be divided: gradients × divisor / count are the mean's.
-        Collective."""
+        backwards, and the count by which they were to be divided: gradients × divisor / count are the gradients of the
+        mean. Collective."""
         known = counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
         scale = 1.0 if self.mixed.scale is None else self.mixed.scale.scale
