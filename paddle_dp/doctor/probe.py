@@ -62,7 +62,7 @@ def measured_scaling(
     bench: Bench, recipe: Path, overrides: Sequence[str], batch: int, micro_batches: int
 ) -> list[MeasuredSteps]:
     """Trains some steps on one rank and on the bench's ranks in turn: with `batch` on each rank, and with `batch` in
-    all or what a rank then has, as far as the micro-batches divide it."""
+    all or a rank's share of it, as far as the micro-batches divide it."""
     ranks = max(bench.ranks, 2)
     runs = [(1, batch), (bench.ranks, bench.ranks * batch), (1, batch // ranks), (bench.ranks, batch)]
     possible = [

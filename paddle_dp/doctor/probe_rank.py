@@ -199,7 +199,7 @@ def _by_device(numbers: dict[str, Any], device: str) -> Any:
 
 def steps(recipe_file: str, batches: str, *overrides: str) -> Report:
     """Trains the recipe in rounds of steps, without its callbacks: alone on rank 0, and on all ranks, by turns, so that
-    what else the machine does counts for both. `batches`: JSON, [[ranks, batch], …] with 1 or all ranks. Returns the
+    other programs on the machine count for both. `batches`: JSON, [[ranks, batch], …] with 1 or all ranks. Returns the
     seconds of a step as `rates` does, for each of them. Collective."""
     from paddle_dp.mesh import Mesh, join
     from paddle_dp.recipe import read_recipe

@@ -180,8 +180,8 @@ class Learner:
         accept: Accept | None = None,
         undo: Callable[[], None] | None = None,
     ) -> dict[str, float] | None:
-        """One update of the parameters that get gradients: of all, or of a turn's. `undo` restores what the forward has
-        changed. Collective."""
+        """One update of the parameters that get gradients: of all, or of a turn's. `undo` restores the buffers that the
+        forward has changed. Collective."""
         update, mode = self.rate.steps + 1, self.mode
         local_sums, divisor, count = self.compute_gradients(batch, mode.counter, mode.exchange, collect)
         self.empty = count == 0

@@ -152,7 +152,7 @@ class _Marks:
 
     @property
     def handed(self) -> tuple[float, ...]:
-        """The numbers that each block hands to the next; a function is taken to pass on what it got."""
+        """The numbers that each block hands to the next; a function is taken to pass its inputs on."""
         handed: list[float] = []
         for number in range(1, len(self.weights)):
             handed.append(self.inputs.get(number, handed[-1] if handed else 0.0))
@@ -184,8 +184,8 @@ def _read(operations: Iterable[Any], needed: Mapping[str, set[str]], marks: _Mar
 
 class _Values:
     """The values of a program by name: `numbers` of each, `bytes` of each that has no floating-point numbers, and the
-    `roots` whose memory views show. `weights`: parameters, and what is computed of nothing else, once for all
-    samples."""
+    `roots` whose memory views show. `weights`: parameters, and values that are computed of these alone, once for
+    all samples."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
@@ -201,7 +201,7 @@ class _Values:
         return self.roots.get(name, name)
 
     def add(self, operation: Any, name: str) -> tuple[list[str], list[str]]:
-        """The names of what an operation reads, and of its results."""
+        """The names of an operation's inputs, and of its results."""
         read = [value.id for value in operation.operands_source() if value.initialized()]
         results = [value.id for value in operation.results()]
         parts = [self.numbers[each] for each in read if each not in self.constants]
@@ -232,7 +232,8 @@ class _Values:
     def keep(
         self, operators: list[Operator], touched: Sequence[set[str]], needed: Mapping[str, set[str]]
     ) -> None:
-        """Adds what backward needs to the operators whose gradients need it; the first of several keeps it."""
+        """Adds the values that backward needs to the operators whose gradients need them; the first of several keeps
+        a value."""
         assigned = self.weights | self.constants
         for value, names in needed.items():
             root = self.root(value)
@@ -249,7 +250,7 @@ class _Values:
 def _operator(
     name: str, block: int, operation: Any, values: _Values, names: Sequence[str], results: Sequence[str]
 ) -> Operator:
-    """The operation, with the `names` of what it reads and of its `results`, as an operator of that block."""
+    """The operation, with the `names` of its inputs and of its `results`, as an operator of that block."""
     read = [each for each in names if each not in values.weights | values.constants]
     weights = sum(values.numbers[each] for each in names if each in values.weights)
     written = values.numbers[results[0]]

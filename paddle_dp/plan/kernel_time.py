@@ -31,7 +31,7 @@ class Rates:
     """Share of the memory's rate: BabelStream's copy on A100 and V100 is 80 to 90 %."""
 
     activation: float = 1.0
-    """Of that rate, what an MLP's activation function keeps: all of it, where arithmetic is faster than memory."""
+    """The share of that rate that an MLP's activation function keeps: all, where arithmetic is faster than memory."""
 
     softmax: float = 1.0
     """The same for the softmax and the dropout of scores."""

@@ -1,7 +1,7 @@
 """A machine's measured rates (`paddle-dp scale --probe FILE`): products by shape, kernels that move bytes, collectives.
 
-A `Probe` gives what the data sheets of `plan/devices.py` and the shares of `plan/kernel_time.py` give for machines that
-are not here: a `Device` and its `Rates`, whose shares are 1, since nothing is left between them and a measurement.
+A `Probe` stands for the data sheets of `plan/devices.py` and the shares of `plan/kernel_time.py`, which are for
+machines that are not here: a `Device` and its `Rates`, whose shares are 1, since they are measurements.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CollectiveTiming(Timing):
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was measured on one machine, on one rank alone and on `ranks` of them at once.
+    """Measurements on one machine, on one rank alone and on `ranks` of them at once.
 
     `kind`: of the device ("cpu", "gpu" …); `dtype`: of products and kernels; `threads` of a rank on a CPU; `memory`:
     bytes of a card, or of the machine's memory for a rank; `node`: ranks that the machine has a device or processors

@@ -1,4 +1,4 @@
-"""What more ranks give, from a few measured steps: seconds of a step on n ranks, each with a bar.
+"""A forecast for more ranks from a few measured steps: seconds of a step on n ranks, each with a bar.
 
     t(n, s) = C(s) + e(n) + exposed(n) + jitter · C(s) · log2(n / k)          s samples a rank, k measured ranks
 
@@ -183,7 +183,8 @@ class ScalingModel:
         return self._foretold(ranks, samples, seconds, base, sent)
 
     def losses(self, base: MeasuredSteps) -> tuple[float, float]:
-        """What a measured step of several ranks takes more than one rank alone: by crowding, and by the exchange."""
+        """The seconds that a measured step of several ranks takes more than one rank alone: by crowding, and by the
+        exchange."""
         alone = self.alone(base.samples)
         more = max(0.0, base.seconds - alone)
         crowd = min(more, max(0.0, self.crowding - 1) * alone)

@@ -46,7 +46,7 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class StageWork:
-    """What the ranks of layouts compute, [n] each. Seconds are of one micro-batch.
+    """The computation of the ranks of layouts, [n] each. Seconds are of one micro-batch.
 
     `slowest`: seconds of the slowest stage of the pipeline by kind, with the exchanges in its layers. `stage`: of a
     stage in the mean, without `tail`, which only the last one has. `weights`: on a rank of the fullest stage, before

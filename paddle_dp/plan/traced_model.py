@@ -26,7 +26,7 @@ from paddle_dp.plan.workload import Numbers, Workload
 from paddle_dp.units import Recompute
 
 # Numbers that pass through memory for each one that an operator without a product reads or writes in forward: backward
-# reads the gradient, and what forward kept, and writes a gradient.
+# reads the gradient and the values that forward kept, and writes a gradient.
 BACKWARD = 1.5
 # The same of a BatchNorm, for each number of its input, forward and backward: of Paddle's kernel, which reads the input
 # twice, and of `core.batch_norm.SyncBatchNorm`, which computes in float32 by several kernels.
@@ -41,8 +41,8 @@ class Operator:
     """One operator of the forward of one sample.
 
     `block`: the number of the block that runs it. `product`: `count` products of [m, k] and [k, n] by (m, n, k), or
-    None. `read`, `written`: the numbers of its inputs and outputs; `weights`: of its parameters, and of what it reads
-    or writes once for all samples. `saved`: numbers that it keeps for backward and that no other operator keeps;
+    None. `read`, `written`: the numbers of its inputs and outputs; `weights`: of its parameters, and of values that
+    it reads or writes once for all samples. `saved`: numbers that this operator alone keeps for backward;
     `masks`: bytes of the same that are no floating-point numbers. `channels`: of a BatchNorm, else 0. `gradients`: how
     many of its first two inputs have a gradient: a product for each in backward; 0: it has no backward.
     """

@@ -40,7 +40,7 @@ def headline(run: RunRecord) -> Html:
 
 
 def _story(run: RunRecord) -> str:
-    """A few sentences: the model, its data, how long on which ranks, and what its scores are over."""
+    """A few sentences: the model, its data, how long on which ranks, and the samples of its scores."""
     model, dataset, loss, optimizer = (
         component_name(run.recipe.get(k)) for k in ("model", "dataset", "loss", "optimizer")
     )

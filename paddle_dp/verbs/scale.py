@@ -1,4 +1,4 @@
-"""Tells what more ranks would give a recipe, from a machine's probe and a few measured steps."""
+"""Foretells the gain of more ranks for a recipe, from a machine's probe and a few measured steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe on more ranks than are here: tables, sentences and a picture of what a probe and a few steps foretell."""
+"""A recipe on more ranks than are here: tables, sentences and a picture of a forecast from a probe and a few steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_scalable(recipe: Recipe) -> None:
 
 
 def gradient_bytes(recipe: Recipe) -> float:
-    """The bytes of an all-reduced tensor as large as a step's exchange: what each of 2 ranks sends."""
+    """The bytes of an all-reduced tensor as large as a step's exchange: each of 2 ranks sends them."""
     twice = _with_batch(recipe, 2 * recipe.train.batch)
     layout = layout_of(twice, 2)
     return mean_bytes(blocks_of(recipe), layout, recipe.train.micro_batches, between(twice, layout))
@@ -126,7 +126,7 @@ class ScalePlan:
             yield from wrap(sentence, WIDTH, subsequent_indent="  ")
 
     def sentences(self) -> Iterator[str]:
-        """Yields what follows from the table: does it pay, how good was the forecast, what would help."""
+        """Yields conclusions from the table: whether it pays, how good the forecast was, which change would help."""
         probe, model = self.probe, self.model
         yield "* measured, between the fastest and the slowest round; ≥ at least, a bound and no forecast."
         if not model.together:
@@ -227,7 +227,7 @@ class ScalePlan:
         return sorted(gains, reverse=True)
 
     def advice(self) -> str:
-        """The cheapest changes, with what they would give."""
+        """The cheapest changes, each with its gain."""
         gains = [f"{name}: {gain:+.0%} samples/s" for gain, name in self.changes() if gain >= WORTH]
         if not self.model.together:
             return "What a change would give is foretold after a measurement on 2 ranks."
