@@ -232,8 +232,7 @@ class _Values:
     def keep(
         self, operators: list[Operator], touched: Sequence[set[str]], needed: Mapping[str, set[str]]
     ) -> None:
-        """Adds the values that backward needs to the operators whose gradients need them; the first of several keeps
-        a value."""
+        """Adds the values that backward needs to the operators whose gradients need them, to the first of several."""
         assigned = self.weights | self.constants
         for value, names in needed.items():
             root = self.root(value)

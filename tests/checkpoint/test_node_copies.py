@@ -8,8 +8,8 @@ import errno
 import queue
 import shutil
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,7 +84,8 @@ class Lines:
 
     def __init__(self) -> None:
         self.here = threading.local()
-        self.queues: defaultdict[tuple[int, int], queue.Queue[bytearray]] = defaultdict(queue.Queue)
+        # All at once: two threads that both miss a key of a defaultdict get a queue each, and a message is lost.
+        self.queues = {pair: queue.Queue[bytearray]() for pair in product(range(6), repeat=2)}
         self.change: Callable[[bytearray], Any] = lambda data: None
         self.bytes = 0
 
@@ -95,7 +96,7 @@ class Lines:
         self.queues[self.here.rank, rank].put(message)
 
     def receive(self, channel: int, rank: int) -> bytearray:
-        return self.queues[rank, self.here.rank].get(timeout=10)
+        return self.queues[rank, self.here.rank].get(timeout=60)
 
     @property
     def waiting(self) -> int:
