@@ -153,7 +153,7 @@ class Heartbeat:
         if not self._waits:
             self._spent[self._phase] += now - self._since
             if self.tape is not None:
-                self.tape.add(self._phase, self._activity.decode(errors="ignore"), now - self._since)
+                self.tape.add(self._phase, self._activity.decode(errors="ignore"), self._since, now)
         self._since = now
         return now
 
@@ -286,9 +286,9 @@ class Tape:
         self.transfers: list[tuple[float, float]] = []
         self._thread = time.thread_time()
 
-    def add(self, phase: str, activity: str, seconds: float) -> None:
-        """Adds seconds to an activity of a phase."""
-        self.active_seconds[phase, activity] = self.active_seconds.get((phase, activity), 0.0) + seconds
+    def add(self, phase: str, activity: str, start: float, stop: float) -> None:
+        """Adds this time to an activity of a phase."""
+        self.active_seconds[phase, activity] = self.active_seconds.get((phase, activity), 0.0) + (stop - start)
         now = time.thread_time()
         self.cpu[phase] = self.cpu.get(phase, 0.0) + now - self._thread
         self._thread = now
@@ -335,11 +335,10 @@ class ExchangeTrace(Tape):
         self.spans: list[tuple[str, float, float]] = []
         self.handovers: list[tuple[str, float, float]] = []
 
-    def add(self, phase: str, activity: str, seconds: float) -> None:
-        super().add(phase, activity, seconds)
-        now = time.monotonic()
+    def add(self, phase: str, activity: str, start: float, stop: float) -> None:
+        super().add(phase, activity, start, stop)
         if len(self.spans) < MAX_ROWS:
-            self.spans.append((phase, now - seconds, now))
+            self.spans.append((phase, start, stop))
 
     def computed(self) -> None:
         if self.drain is not None:

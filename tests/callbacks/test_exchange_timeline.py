@@ -41,8 +41,8 @@ def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
     beat.end_tape()
     phases = [phase for phase, start, stop in film.spans if stop > start]
     assert phases == ["start", "backward", "backward", "update"]
-    # Without the wait.
-    assert all(a[2] <= b[1] + 1e-3 for a, b in zip(film.spans, film.spans[1:], strict=False))
+    # Without the wait, and by one reading of the clock: a busy machine shifts no span.
+    assert all(a[2] <= b[1] for a, b in zip(film.spans, film.spans[1:], strict=False))
     assert [(what, start) for what, start, _ in film.handovers] == [("gradient 3", began)]
     assert film.waits[0][4] - film.waits[0][3] >= 0.01
 
