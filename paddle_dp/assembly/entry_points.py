@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import NotFiniteError, PaddleDPError, UsageError
-from paddle_dp.files import remove_partials
+from paddle_dp.files import remove_partials, replacing
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.recipe import Recipe, code, write_recipe
@@ -30,8 +30,7 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     print(f"{checkpoint}: {numbers}", flush=True)
     on = f"{ranks} ranks" if ranks > 1 else "1 process"
     print(f"{result.counted}, on {on}", flush=True)
-    rows = result.per_class()
-    if rows:
+    if rows := result.per_class():
         print(f"{'class':>12}  precision  recall      f1  support")
     for row in rows:
         name, support = row["class"], row["support"]
@@ -39,7 +38,8 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     content = {"checkpoint": checkpoint.name, **result.content, "per_class": rows}
     if result.confusion is not None:
         content["confusion"] = result.confusion.tolist()
-    (folder / "evaluation.json").write_text(as_json(content, indent=1))
+    with replacing(folder / "evaluation.json") as partial:
+        partial.write_text(as_json(content, indent=1))
     print(f"written to {folder / 'evaluation.json'}", flush=True)
 
 

@@ -248,10 +248,16 @@ class RunRecord:
             return None
         return (min if smaller_is_better(name) else max)(points, key=lambda point: point[1])
 
+    def independent_samples(self, evaluated: float | None = None) -> int:
+        """The number of the `evaluated` samples, by default the last evaluation's, with one class each, which makes an
+        accuracy a share of them; 0 if a sample is no single decision, or that is not known."""
+        count = number(self.last("evaluated").get("held_out")) if evaluated is None else evaluated
+        return max(round((count or 0) * self._classes_per_sample), 0)
+
     @cached_property
-    def independent_samples(self) -> int:
-        """The number of held-out samples with one class each, which makes an accuracy a share of them; 0 if a sample
-        is no single decision, or that is not known."""
+    def _classes_per_sample(self) -> float:
+        """The classes of a held-out sample, one at most; 0 if it has several, or that is not known. It is a share, as
+        evaluation.json may be of another number of samples: `paddle-dp evaluate` writes it, too."""
         rows = self.evaluation.get("per_class")
         counts = (
             [row.get("support") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -259,7 +265,7 @@ class RunRecord:
         total = sum(count for count in counts if type(count) is int and count > 0)
         total = total or sum(map(sum, self.confusion))
         samples = self.evaluation.get("samples")
-        return total if type(samples) is int and total <= samples else 0
+        return total / samples if type(samples) is int and 0 < total <= samples else 0.0
 
     @cached_property
     def confusion(self) -> list[list[int]]:
@@ -271,10 +277,12 @@ class RunRecord:
             return []
         return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else []
 
-    def bounds(self, name: str, share: float) -> tuple[float, float] | None:
-        """The 95 % interval of an accuracy; None for other scores."""
+    def bounds(self, name: str, share: float, evaluated: float | None = None) -> tuple[float, float] | None:
+        """The 95 % interval of an accuracy over the `evaluated` samples, by default the last evaluation's; None for
+        other scores."""
+        count = self.independent_samples(evaluated)
         is_accuracy = re.fullmatch(r"(ema_)?acc(uracy)?\d*", name) and 0 <= share <= 1
-        return interval(share, self.independent_samples) if is_accuracy and self.independent_samples else None
+        return interval(share, count) if is_accuracy and count else None
 
     def shown(self, name: str, value: float) -> str:
         """ "0.986 (95 %: 0.968 to 0.994)", or the number alone."""

@@ -63,7 +63,7 @@ def _score_charts(run: RunRecord) -> Iterator[tuple[str, list[Curve]]]:
     names = list(dict.fromkeys([*run.score_names("step"), *run.score_names("evaluated")]))
     for name in sorted(names, key=lambda name: name != "loss")[:MOST_CURVES]:
         evaluated = run.curve("evaluated", name)
-        limits = [run.bounds(name, value) for _, value in evaluated]
+        limits = [run.bounds(name, value, count) for count, value in run.curve("evaluated", name, "held_out")]
         curves = [
             Curve(label="training batches", points=run.curve("step", name), colour=7 if evaluated else 0)
         ]
@@ -106,7 +106,7 @@ def _error(run: RunRecord, name: str, share: float) -> str:
     known = run.bounds(name, share) is not None
     if not known:
         return "not known"
-    error = standard_error(share, run.independent_samples)
+    error = standard_error(share, run.independent_samples())
     return f"± {error:.2g}" if error else "see the interval"  # 0 of a few samples is no certainty
 
 

@@ -11,6 +11,8 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.report import run_record
 from paddle_dp.report.run_record import ENDED, RunRecord, read_run
+from paddle_dp.report.scores import _score_charts
+from paddle_dp.scores import interval
 from tests.report import runs
 
 
@@ -98,13 +100,27 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_only_an_accuracy_of_single_decisions_has_an_interval(tmp_path: Path) -> None:
     def with_evaluation(content: dict[str, Any]) -> RunRecord:
-        return read_run(runs.write(tmp_path, runs.start(), evaluation=content))
+        evaluated = runs.line("evaluated", 40, acc1=0.9, held_out=20)
+        return read_run(runs.write(tmp_path, runs.start(), evaluated, evaluation=content))
 
     run = with_evaluation(runs.evaluation([[8, 2], [0, 10]]))
-    assert run.independent_samples == 20 and run.bounds("f1", 0.9) is None
+    assert run.independent_samples() == 20 and run.bounds("f1", 0.9) is None
     assert run.bounds("acc1", 0.9) == pytest.approx((0.699, 0.972), abs=1e-3)
     assert run.bounds("accept_rate", 0.9) is None
     several = {**runs.evaluation([[8, 2], [0, 10]]), "samples": 4}  # several decisions in a sample
     assert with_evaluation(several).bounds("acc1", 0.9) is None
     assert with_evaluation({"samples": 20}).bounds("acc1", 0.9) is None  # tokens of a text: not independent
     assert with_evaluation({"confusion": [[1, "x"], [0, 1]]}).confusion == []
+
+
+def test_an_interval_has_its_own_evaluations_count_not_a_later_commands(tmp_path: Path) -> None:
+    lines = [
+        runs.line("evaluated", step, acc1=0.9, held_out=count) for step, count in ((10, 1000), (20, 500))
+    ]
+    later = runs.evaluation(
+        [[22000, 3000], [2000, 23000]]
+    )  # `paddle-dp evaluate RUN evaluation.samples=null`
+    run = read_run(runs.write(tmp_path, runs.start(), *lines, evaluation=later))
+    assert run.independent_samples() == 500 and run.bounds("acc1", 0.9) == interval(0.9, 500)
+    charts = dict(_score_charts(run))
+    assert charts["acc1"][-1].bounds == [interval(0.9, 1000), interval(0.9, 500)]
