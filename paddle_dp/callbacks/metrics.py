@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -66,10 +67,11 @@ class Metrics(Callback):
             "ranks": mesh.ranks,
             "device": mesh.displayed_device,
             "host": mesh.host,
-            "job_seconds": round(
-                time.monotonic() - heartbeat.born, 3
-            ),  # since the job's start, for its goodput
+            # Since the job's start, for its goodput.
+            "job_seconds": round(time.monotonic() - heartbeat.born, 3),
         }
+        if (nodes := int(os.environ.get("PADDLE_NNODES", "1"))) > 1:
+            facts["nodes"] = nodes
         lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
         self._write(moment, {**facts, **lengths})
 

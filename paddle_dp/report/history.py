@@ -48,7 +48,6 @@ def attempts(run: RunRecord) -> Html:
         table(("step", "refused update", "reason"), refused),
         table(("step", "checkpoint that could not be written"), failed_saves[-MOST_ROWS:]),
     ]
-    resume = command(f"paddle-dp train {recipe_path(run)} --ranks {run.ranks} --resume")
     goes_on = (
         run.ending[0] in ("stopped", "failed", "open")
         and run.recipe
@@ -57,8 +56,20 @@ def attempts(run: RunRecord) -> Html:
     return section(
         "Restarts and failures",
         *(body if any(body) else [plain]),
-        paragraph("It goes on from its newest checkpoint with:") + resume if goes_on else "",
+        paragraph("It goes on from its newest checkpoint with:") + _train(run, " --resume")
+        if goes_on
+        else "",
     )
+
+
+def _train(run: RunRecord, more: str = "") -> Html:
+    """The command that trains the run's recipe on as many nodes and ranks; --ranks counts those of one node."""
+    text = f"paddle-dp train {recipe_path(run)} --ranks {run.ranks // run.nodes}"
+    if run.nodes == 1:
+        return command(text + more)
+    where = f"Type it on each of the {run.nodes} nodes, with --master HOST:PORT and the node's --node-rank, or start "
+    cluster = "it once by the cluster's engine, such as srun, with --nodes auto."
+    return command(f"{text} --nodes {run.nodes}{more}") + paragraph(where + cluster)
 
 
 def environment(run: RunRecord) -> Html:
@@ -86,6 +97,6 @@ def recipe(run: RunRecord) -> Html:
     return section(
         "Recipe, and how to repeat this",
         paragraph("The same training again; this run is moved aside, not overwritten:"),
-        command(f"paddle-dp train {recipe_path(run)} --ranks {run.ranks}"),
+        _train(run),
         details("The full recipe, with every default", command(text)),
     )

@@ -189,6 +189,12 @@ class RunRecord:
         return count if type(count) is int and count > 0 else 1
 
     @property
+    def nodes(self) -> int:
+        """The number of nodes, each with as many ranks as the others."""
+        count = self.last("start").get("nodes")
+        return count if type(count) is int and count > 1 and self.ranks % count == 0 else 1
+
+    @property
     def step(self) -> int:
         """The last step on record."""
         steps = [number(lines[-1].get("step")) or 0 for lines in self.events.values() if lines]

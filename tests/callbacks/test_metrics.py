@@ -8,6 +8,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paddle_dp.callbacks.metrics import Config
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Moment, Run
@@ -44,6 +46,14 @@ def test_every_event_is_a_line(run: Run, at: At, found: Found) -> None:
     assert saved["checkpoint"] == "step-00000004"
     assert end["stopped"] is None
     assert failed["kind"] == "ValueError" and failed["message"] == "a reason"
+
+
+def test_a_job_of_several_nodes_names_their_number(run: Run, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    for nodes in ("1", "2"):
+        monkeypatch.setenv("PADDLE_NNODES", nodes)
+        started(run, at("start", 0))
+    alone, both = lines(run)
+    assert "nodes" not in alone and both["nodes"] == 2
 
 
 def test_numbers_that_are_not_finite_are_null_and_said(run: Run, at: At) -> None:

@@ -105,6 +105,14 @@ def test_a_failed_run_names_the_cause_and_how_to_go_on(tmp_path: Path) -> None:
     assert "--ranks 2 --resume" in text
 
 
+def test_commands_of_several_nodes_count_the_ranks_of_one(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    runs.write(tmp_path, runs.start(ranks=16, nodes=2), *runs.steps(1, 3))
+    text = seen(tmp_path)
+    assert "--ranks 8 --nodes 2 --resume" in text and text.count("--ranks 8 --nodes 2") == 2
+    assert "on each of the 2 nodes" in text and "--ranks 16" not in text
+
+
 def test_a_resumed_run_lists_its_attempts(tmp_path: Path) -> None:
     attempts = [
         runs.attempt(why=None, to=10),
