@@ -102,7 +102,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "why/* extras/why/* train/measurements.py train/stragglers.py train/processors.py plan/changes.py "
         "plan/rank_times.py plan/measured.py"
     )),
-    "goodput": (170, "plan/goodput.py"),
+    "goodput": (195, "plan/goodput.py"),
     "scale": (1600, (
         "doctor/probe* plan/probe.py plan/scaling.py plan/published_scaling.py verbs/scale* cli/scale.py"
     )),

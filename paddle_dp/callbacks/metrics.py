@@ -17,6 +17,7 @@ from paddle_dp.callbacks._files import Journal
 from paddle_dp.checkpoint.disk import open_regular, replace
 from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.plan.goodput import dropped_pause
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
@@ -53,6 +54,7 @@ class Metrics(Callback):
         self.path = run.folder / "metrics.jsonl"
         self._journal: Journal | None = None
         self._written: set[tuple[str, int]] = set()  # events from before the resume
+        self._dropped: list[dict[str, Any]] = []  # starts and ends of attempts after its step
         self._began = time.time()
 
     def start(self, moment: Moment) -> None:
@@ -61,23 +63,22 @@ class Metrics(Callback):
         self.run.folder.mkdir(parents=True, exist_ok=True)
         self._open(moment.progress.step)
         self._began = time.time()
-        mesh, trainer = self.run.mesh, moment.trainer
+        mesh = self.run.mesh
         facts = {
-            "name": self.run.name,
-            "ranks": mesh.ranks,
-            "device": mesh.displayed_device,
-            "host": mesh.host,
+            "name": self.run.name, "ranks": mesh.ranks, "device": mesh.displayed_device, "host": mesh.host,
             # Since the job's start, for its goodput.
             "job_seconds": round(time.monotonic() - heartbeat.born, 3),
-        }
+            "total_steps": moment.trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch,
+        }  # fmt: skip
         if (nodes := int(os.environ.get("PADDLE_NNODES", "1"))) > 1:
             facts["nodes"] = nodes
-        lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
-        self._write(moment, {**facts, **lengths})
+        if pause := dropped_pause(self._dropped, {"event": "start", "time": self._began, **facts}):
+            facts["pause_seconds"] = round(pause, 3)
+        self._write(moment, facts)
 
     def _open(self, step: int) -> None:
         """Opens the journal and drops its lines of steps after `step`."""
-        self._written = set()
+        self._written, self._dropped = set(), []
         replace(self.path, self._lines_until(step))
         self._journal = Journal(self.path)
 
@@ -95,6 +96,8 @@ class Metrics(Callback):
                     else:
                         line = json.loads(text)
                         event, at = line["event"], line["step"]
+                        if at > step and event in ("start", "end", "failed"):
+                            self._dropped.append({**line, "time": float(line["time"])})
                     if at > step or not isinstance(event, str):
                         continue
                 except (ValueError, KeyError, TypeError):
@@ -145,12 +148,9 @@ class Metrics(Callback):
         if self._journal is None or (moment.name, progress.step) in self._written:
             return
         line: dict[str, Any] = {
-            "event": moment.name,
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "samples": progress.samples,
-        }
-        line |= {"time": round(now, 3), "seconds": round(now - self._began, 3)}
+            "event": moment.name, "epoch": progress.epoch, "step": progress.step, "samples": progress.samples,
+            "time": round(now, 3), "seconds": round(now - self._began, 3),
+        }  # fmt: skip
         self._journal.add(_encoded(line | {k: v for k, v in more.items() if k not in line}))
 
 

@@ -8,6 +8,7 @@ Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +63,15 @@ class Goodput:
 
 @dataclass(kw_only=True)
 class _Attempt:
-    """The lines of one attempt. `begin`: seconds since 1970 at its first update, `job`: at its job's start; `timed`
-    updates took `timed_seconds`, the last of them until `timed_until`. `time` and `step`: of its last line. `is_over`:
-    it ended well, or stopped by request.
+    """The lines of one attempt. `begin`: seconds since 1970 at its first update, `job`: at its job's start, which came
+    after pauses of `pause` seconds that other lines do not show; `timed` updates took `timed_seconds`, the last of them
+    until `timed_until`. `time` and `step`: of its last line. `is_over`: it ended well, or stopped by request.
     """
 
     first: int
     begin: float
     job: float
+    pause: float
     step: int
     time: float
     timed_until: float
@@ -86,8 +88,7 @@ class _Attempt:
             self.timed += step - self.step_timed
             self.timed_until = float(line["time"])
         self.step, self.time = max(self.step, step), float(line["time"])
-        stopped = line["event"] == "failed" and line.get("kind") == StoppedError.__name__
-        self.is_over = self.is_over or stopped or line["event"] == "end"
+        self.is_over = self.is_over or _is_ending(line)
 
     @property
     def step_timed(self) -> int:
@@ -121,6 +122,30 @@ def _parsed(lines: Iterable[bytes]) -> Iterable[Mapping[str, Any]]:
             continue
 
 
+def _is_ending(line: Mapping[str, Any]) -> bool:
+    """Whether an attempt ended well there, or stopped by request."""
+    stopped = line["event"] == "failed" and line.get("kind") == StoppedError.__name__
+    return stopped or line["event"] == "end"
+
+
+def _job_begin(start: Mapping[str, Any]) -> float:
+    """Seconds since 1970 at the start of the job that wrote the line."""
+    return float(start["time"]) - float(start.get("job_seconds", 0.0))
+
+
+def dropped_pause(dropped: Iterable[Mapping[str, Any]], start: Mapping[str, Any]) -> float:
+    """Seconds of the pauses before an attempt whose `start` drops these lines, as it resumes from an earlier step: from
+    each attempt that ended well or stopped by request to the next job. `goodput` reads them as `pause_seconds`."""
+    pause, ended = 0.0, math.inf
+    for line in (*dropped, start):
+        if line["event"] == "start":
+            pause += float(line.get("pause_seconds", 0.0)) + max(_job_begin(line) - ended, 0.0)
+            ended = math.inf
+        elif _is_ending(line):
+            ended = float(line["time"])
+    return pause
+
+
 def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | None:
     """The goodput of `lines` of metrics.jsonl; None without a timed update. `attempts`: at least so many, for one that
     failed before its first update has no line.
@@ -131,8 +156,10 @@ def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | 
     for line in lines:
         if line["event"] == "start":
             time, step = float(line["time"]), int(line["step"])
-            job = time - float(line.get("job_seconds", 0.0))
-            rows.append(_Attempt(first=step, begin=time, job=job, step=step, time=time, timed_until=time))
+            job, pause = _job_begin(line), float(line.get("pause_seconds", 0.0))
+            rows.append(
+                _Attempt(first=step, begin=time, job=job, pause=pause, step=step, time=time, timed_until=time)
+            )
         elif rows:
             rows[-1].add(line)
     timed = sum(row.timed for row in rows)
@@ -146,7 +173,7 @@ def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | 
         updates += counted
         updating += row.timed_seconds + (counted - row.timed) * rate
         if after is not None:
-            pause = max(after.job - row.time, 0.0) if row.is_over else 0.0
+            pause = after.pause + (max(after.job - row.time, 0.0) if row.is_over else 0.0)
             last_update = row.time + max(row.first + counted - row.step, 0) * rate
             restarting += max(after.begin - last_update - pause, 0.0)
             pauses += pause

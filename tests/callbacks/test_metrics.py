@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from paddle_dp.callbacks.metrics import Config
+from paddle_dp.errors import StoppedError
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Moment, Run
 from tests.callbacks.moments import At, Found
 
@@ -75,6 +77,28 @@ def test_a_resume_drops_what_will_be_done_again(run: Run, at: At) -> None:
     steps = [(line["step"], line["loss"]) for line in lines(run) if line["event"] == "step"]
     assert steps == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0), (6, 60.0)]
     assert [line["step"] for line in lines(run) if line["event"] == "start"] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"), [(None, 8000.0), (StoppedError("SIGTERM"), 8000.0), (ValueError(), 0.0)]
+)
+def test_a_resume_from_an_earlier_step_keeps_how_long_nobody_waited(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch, error: Exception | None, pause: float
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(heartbeat, "born", 995.0)
+    metrics = started(run, at("start", 0))
+    if error is None:
+        metrics.end(at("end", 8))
+    else:
+        metrics.failed(at("failed", 8), error)
+    now = 9003.0
+    monkeypatch.setattr(heartbeat, "born", 9000.0)
+    started(run, at("start", 4))
+    first, last = lines(run)
+    assert "pause_seconds" not in first and last.get("pause_seconds", 0.0) == pause
 
 
 def test_an_evaluation_told_again_at_the_step_of_a_resume_is_one_line(run: Run, at: At, found: Found) -> None:

@@ -44,7 +44,7 @@ VARYING: tuple[tuple[str, str], ...] = (
 # Keys of metrics, evaluation.json and state.json that hold times, hosts, and what depends on them.
 MEASURED = frozenset({
     "time", "seconds", "samples_per_second", "tokens_per_second", "seconds_per_step", "waiting", "memory", "host",
-    "seconds_stalled", "seconds_waiting", "seconds_writing", "job_seconds",
+    "seconds_stalled", "seconds_waiting", "seconds_writing", "job_seconds", "pause_seconds",
     "sent",  # heartbeats travel with it, as many as there is time for
     "first", "last",  # of the steps that a profile is about
 })  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.cli.runs import step_report
-from paddle_dp.plan.goodput import Goodput, goodput, read_goodput
+from paddle_dp.plan.goodput import Goodput, dropped_pause, goodput, read_goodput
 
 Line = dict[str, Any]
 
@@ -70,6 +70,21 @@ def test_a_pause_after_a_request_to_stop_costs_nothing_and_one_after_a_failure_d
     stopped = paused("StoppedError")
     assert (stopped.seconds, stopped.updating, stopped.restarting) == (45.0, 40.0, 4.0)
     assert paused("ValueError").seconds == 8020.0 and paused("ValueError").restarting == 7979.0
+
+
+def test_a_pause_whose_lines_an_earlier_step_drops_costs_nothing_either() -> None:
+    """A training ended after 40 steps; a job resumed it from step 30, and was stopped; a third one resumes step 20."""
+    second = start(30, 5000.0, job_seconds=4.0)
+    first_pause = dropped_pause([{"event": "end", "step": 40, "time": 1040.0}], second)
+    assert first_pause == 4996.0 - 1040.0
+    second["pause_seconds"] = first_pause
+    third = start(20, 9000.0, job_seconds=4.0)
+    dropped = [second, failed(38, 5008.0, "StoppedError")]
+    third["pause_seconds"] = dropped_pause(dropped, third)
+    measured = goodput([start(0, 1000.0), *steps(0, 20, 1000.0), third, *steps(20, 40, 9000.0)])
+    lost = 20.0 + (4.0 + 8.0) + 4.0
+    assert measured == Goodput(attempts=2, updates=40, updating=40.0, restarting=lost, seconds=40.0 + lost)
+    assert dropped_pause([failed(40, 1040.0)], start(30, 5000.0)) == 0.0  # somebody waited
 
 
 def test_ranks_that_change_within_a_job_are_not_a_pause() -> None:
