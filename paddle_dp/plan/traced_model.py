@@ -90,9 +90,9 @@ class TracedModel:
 
     @property
     def flops(self) -> float:
-        """FLOPs of one sample's forward and backward, nothing recomputed: products alone, three for each of forward
-        that has a backward."""
-        return sum((3 if operator.gradients else 1) * operator.flops for operator in self.operators)
+        """FLOPs of one sample's forward and backward, nothing recomputed: products alone, and in backward one for each
+        gradient, of which a frozen weight and the model's input have none."""
+        return sum((1 + operator.gradients) * operator.flops for operator in self.operators)
 
     @cached_property
     def columns(self) -> dict[str, Numbers]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from paddle_dp.callbacks.dashboard import FEW, Config, memories, utilisation
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation, peak_of
+from paddle_dp.mesh import Mesh
 from paddle_dp.part import find
+from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import Run
 from tests.callbacks.moments import At
 
@@ -43,7 +46,8 @@ def test_it_is_what_is_done_over_what_could_be() -> None:
 
 
 def of(run: Run, model: Any) -> Run:
-    return dataclasses.replace(run, recipe=SimpleNamespace(model=model, model_dump=lambda mode: {}))
+    recipe = SimpleNamespace(build_model=model.build, model_dump=lambda mode: {})
+    return dataclasses.replace(run, recipe=recipe)
 
 
 def test_a_cpu_is_measured_only_against_a_given_peak(
@@ -53,13 +57,46 @@ def test_a_cpu_is_measured_only_against_a_given_peak(
 
     run = of(run, find("models", "mlp")(inputs=16, hidden=(8,), classes=2))
     assert not utilisation.has_peak(run, None) and utilisation.has_peak(run, 1e9)
-    dashboard = Config(peak_flops=3 * 2 * (16 * 8 + 8 * 2) * 100.0).build(run)
+    dashboard = Config(peak_flops=2 * (2 * 16 * 8 + 3 * 8 * 2) * 100.0).build(run)
     dashboard.start(at("start", 0))
     dashboard.step(at("step", 1, samples_per_second=50.0))
     (path,) = (run.folder / "visualdl").iterdir()
     (point,) = LogReader(file_path=str(path)).get_data("scalar", "speed/model_flops_utilisation")
     assert point.value == pytest.approx(0.5)
     assert (run.folder / "mesh.png").read_bytes().startswith(b"\x89PNG")
+
+
+def recipe_of(tmp_path: Path, more: str, strategy: str = "single") -> Recipe:
+    (tmp_path / "recipe.yaml").write_text(
+        "model: {use: mlp, inputs: 16, hidden: [8, 4], classes: 2}\ndataset: {use: digits}\n"
+        f"loss: {{use: cross_entropy}}\nstrategy: {{use: {strategy}}}\ntrain: {{length: 1 steps, batch: 8}}\n{more}"
+    )
+    return read_recipe(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("more", "products"),
+    [
+        ("optimizer: {use: sgd}\n", 2 * 16 * 8 + 3 * 8 * 4 + 3 * 4 * 2),  # nobody needs the input's gradient
+        ("optimizer: {use: sgd, groups: [{match: 'body.*', frozen: true}]}\n", 16 * 8 + 8 * 4 + 2 * 4 * 2),
+        (
+            "optimizer: {use: sgd}\nadapter: {use: lora, rank: 1, match: [body.0]}\n",
+            16 * 8 + 2 * 16 * 1 + 3 * 1 * 8 + 2 * 8 * 4 + 2 * 4 * 2,
+        ),
+    ],
+)
+def test_a_frozen_weight_has_no_gradient_to_compute(
+    run: Run, tmp_path: Path, more: str, products: int
+) -> None:
+    counted = utilisation.count(dataclasses.replace(run, recipe=recipe_of(tmp_path, more)), 1e12)
+    assert isinstance(counted, Utilisation) and counted.flops == 2 * products
+
+
+@pytest.mark.parametrize(("device", "peak"), [("gpu:0", 4e12), ("cpu", 1e12)])
+def test_the_copies_of_one_rank_have_a_card_each(run: Run, tmp_path: Path, device: str, peak: float) -> None:
+    recipe = recipe_of(tmp_path, "optimizer: {use: sgd}\n", "replicas, count: 4")
+    counted = utilisation.count(dataclasses.replace(run, recipe=recipe, mesh=Mesh(device=device)), 1e12)
+    assert isinstance(counted, Utilisation) and counted.peak == peak
 
 
 def test_a_model_that_resists_is_trained_all_the_same(run: Run, at: At) -> None:

@@ -76,7 +76,7 @@ def plan_of(file: Path) -> RecipePlan:
 def test_a_model_with_heads_that_is_no_transformer_is_planned(tmp_path: Path) -> None:
     """It was refused as one that is no transformer."""
     model = plan_of(recipe_of(tmp_path, "Heads")).planner.model
-    assert isinstance(model, TracedModel) and model.flops == 3 * 2 * 4 * 6
+    assert isinstance(model, TracedModel) and model.flops == 2 * 2 * 4 * 6
 
 
 @pytest.mark.parametrize("model", ["Normed", "Recurrent"])

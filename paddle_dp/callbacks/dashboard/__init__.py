@@ -142,7 +142,7 @@ class Dashboard(Callback):
                 numbers["sent"] /= 1e6
             curves |= {CURVES.get(n, f"train/{n}"): v for n, v in numbers.items()}
             if isinstance(self._utilisation, Utilisation):
-                curves |= self._utilisation.curves(numbers, self.run.mesh.ranks)
+                curves |= self._utilisation.curves(numbers, len(self.run.mesh.readers))
             self.log.scalars(curves, moment.progress.step)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:

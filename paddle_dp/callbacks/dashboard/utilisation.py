@@ -5,7 +5,7 @@ MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (
 The FLOPs of a sample are counted on the model's traced program (`model.traced`), without running it: matrix products
 and convolutions of forward and backward; a multiply and an add count as two. Recomputation and other operations do not
 count; attention counts in full, causal or not. For a decoder this is the paper's 6N + 12LHQT per token, with N weights
-in products.
+in products. Gradients that nobody needs, of frozen weights and of the model's input, do not count.
 
 The peaks are dense 16-bit products (bfloat16 or float16, float32 sums) by NVIDIA's data sheets (later ones print twice
 as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H100, L4, L40S (2023), H200 (2024).
@@ -50,7 +50,7 @@ def peak_of(name: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """`flops` of a sample's forward and backward, and the `peak` of one rank's device, per second."""
+    """`flops` of a sample's forward and backward, and the `peak` of one rank's devices together, per second."""
 
     flops: int
     peak: float
@@ -84,10 +84,11 @@ def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     if isinstance(sample, (dict, tuple)):
         return "the model's FLOPs were not counted: it reads several inputs"
     try:
-        flops = traced_model(run.recipe.model.build, [(sample.shape, str(sample.dtype))]).flops
+        flops = traced_model(run.recipe.build_model, [(sample.shape, str(sample.dtype))]).flops
     except Exception as error:  # noqa: BLE001 - tracing may fail in any way, for a model that trains well
         return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
-    return Utilisation(flops=round(flops), peak=peak)
+    devices = 1 if run.mesh.computes_on == "cpu" else run.recipe.strategy.config.accelerators
+    return Utilisation(flops=round(flops), peak=devices * peak)
 
 
 def _peak_here() -> float | None:
