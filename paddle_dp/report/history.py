@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paddle_dp.report.facts import MOST_ROWS, recipe_path
+from paddle_dp.report.facts import MOST_ROWS, degrees_of, recipe_path
 from paddle_dp.report.html_page import Html, command, details, paragraph, section, table
 from paddle_dp.report.run_record import RunRecord, begin_seconds, number
 from paddle_dp.text import few
@@ -83,8 +83,10 @@ def environment(run: RunRecord) -> Html:
     hosts = {str(row.get("host")) for row in run.last("measured").get("ranks") or () if isinstance(row, dict)}
     rows += [("machines", few(sorted(hosts), 8))] if len(hosts) > 1 else []
     rows += [("processors", str(facts["cores"]))] if facts.get("cores") else []
-    memory = [size for _, size in run.curve("step", "memory")]
-    rows += [("memory of a rank, at most", f"{max(memory) / 2**30:.2f} GB")] if memory else []
+    memory, degrees = [size for _, size in run.curve("step", "memory")], degrees_of(run)
+    # Lines have rank 0's, which in other layouts may be less than another's, and with servers the most of all ranks.
+    of = "a rank" if degrees is not None and degrees.servers else "rank 0"
+    rows += [(f"memory of {of}, at most", f"{max(memory) / 2**30:.2f} GB")] if memory else []
     rows += [(str(name), str(value)) for name, value in dict(attempt.get("variables") or {}).items()]
     return section("Environment", table(("", ""), rows))
 

@@ -105,6 +105,13 @@ def test_a_failed_run_names_the_cause_and_how_to_go_on(tmp_path: Path) -> None:
     assert "--ranks 2 --resume" in text
 
 
+@pytest.mark.parametrize(("servers", "rank"), [(0, "rank 0"), (1, "a rank")])
+def test_memory_has_the_name_of_its_rank(tmp_path: Path, servers: int, rank: str) -> None:
+    facts = runs.certificate(runs.attempt(layout={"data": 2, "servers": servers}))
+    runs.write(tmp_path, runs.start(), *runs.steps(1, 3, memory=3 * 2.0**30), certificate=facts)
+    assert re.search(f"memory of {rank}, at most\\s*3.00 GB", seen(tmp_path))
+
+
 def test_commands_of_several_nodes_count_the_ranks_of_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     runs.write(tmp_path, runs.start(ranks=16, nodes=2), *runs.steps(1, 3))
