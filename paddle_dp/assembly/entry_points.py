@@ -169,11 +169,11 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         evaluation = evaluate_all(learner, test_loader, mesh, assembly.metrics)
     if mesh.is_main:
         report(evaluation, source.folder, recipe.folder, mesh.ranks)
-    if evaluation.failure:
-        raise UsageError(evaluation.failure)
+    evaluation.refuse_metric()
     if evaluation.not_finite:
         raise NotFiniteError(
             f"the evaluation of {source.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."
+            + f" {evaluation.failure}".rstrip()
         )
 
 

@@ -239,13 +239,16 @@ class NumericsCheck:
         raise self.explained(error, step, f"{helps}{more}")
 
     def refuse_evaluation(self, evaluation: Evaluation, when: str) -> NoReturn:
-        """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite."""
+        """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite; UsageError
+        if a metric is to blame."""
+        evaluation.refuse_metric()
         loader, why = self.run.test_loader, ""
         if loader is not None:
             why = bad_sample(loader, range(1, loader.batches + 1), self.mesh, "held-out")
         raise NotFiniteError(
             f"{when} gives {evaluation.bad_numbers}, though all weights are finite. "
             f"{why or 'Look at the loss, its scores and the held-out data.'} {self.last_good()}"
+            + f" {evaluation.failure}".rstrip()
         )
 
 

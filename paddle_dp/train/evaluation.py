@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.errors import did_you_mean
+from paddle_dp.errors import UsageError, did_you_mean
 
 _LINE = json.JSONEncoder(allow_nan=False)  # dumps() would make one for each line
 EMA = "ema_"  # prefix of the names of averaged weights' numbers
@@ -22,9 +22,8 @@ def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
     not_finite = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
     if not_finite:
         content = {**content, **dict.fromkeys(not_finite), "not_finite": not_finite}
-    return (
-        _LINE.encode(content) if indent is None else json.dumps(content, allow_nan=False, indent=indent)
-    ) + "\n"
+    text = _LINE.encode(content) if indent is None else json.dumps(content, allow_nan=False, indent=indent)
+    return text + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +51,12 @@ class Evaluation:
     def not_finite(self) -> list[str]:
         """The names of the numbers that are NaN or infinite."""
         return [name for name, value in self.numbers.items() if not math.isfinite(value)]
+
+    def refuse_metric(self) -> None:
+        """Raises UsageError if a metric failed, and by its own fault: the loss of the same outputs is finite."""
+        losses = [self.numbers.get(name, 0.0) for name in ("loss", EMA + "loss")]
+        if self.failure and all(map(math.isfinite, losses)):
+            raise UsageError(self.failure)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -101,9 +106,8 @@ def unknown_number(name: str, known: Iterable[str], setting: str) -> str:
     bare = re.sub(r"^(val|eval|valid|test)[_/-]?", "", name.lower())
     meant = {"acc": "acc1", "accuracy": "acc1", "top1": "acc1", "top5": "acc5"}.get(bare, bare)
     hint = f" Did you mean '{meant}'?" if meant in known else ""
-    hint = (
-        hint + f" They have {', '.join(sorted(known))}." if hint else did_you_mean(name, known, "They have")
-    )
+    names = ", ".join(sorted(known))
+    hint = f"{hint} They have {names}." if hint else did_you_mean(name, known, "They have")
     why = (
         " Precision, recall and F1 of the model are the metric classification: metrics: [{use: classification}]."
         if name.lower() in ("f1", "precision", "recall")

@@ -341,9 +341,7 @@ class TrainingState:
 
     def _refuse_evaluation(self, evaluation: Evaluation) -> NoReturn:
         """Raises NotFiniteError for an evaluation that is not finite: names bad weights or, if there are none, the bad
-        sample; UsageError if a metric failed."""
+        sample; UsageError if a metric failed though the loss is finite."""
         when = f"the evaluation after step {self.progress.step}"
         self.check(f"by {when}")
-        if evaluation.failure:
-            raise UsageError(evaluation.failure)
         self.soundness.refuse_evaluation(evaluation, when)

@@ -20,7 +20,7 @@ from paddle_dp.assembly.build import build
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checks, Snapshot, TensorShard
 from paddle_dp.checkpoint.manifest import read_manifest
-from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError
+from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError, UsageError
 from paddle_dp.export import export as exporting
 from paddle_dp.export import hugging_face, program
 from paddle_dp.mesh import Mesh, join
@@ -231,6 +231,31 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
     assert left["not_finite"] == {"loss": "nan"}
 
 
+def of_finite_scores(outputs: Any, targets: Any) -> float:
+    """A metric as those of scikit-learn, which refuse a NaN."""
+    if not np.isfinite(outputs).all():
+        raise ValueError("Input contains NaN")
+    return 0.5
+
+
+def never(outputs: Any, targets: Any) -> float:
+    raise ValueError("of no use")
+
+
+def test_a_metric_that_refuses_a_bad_sample_is_not_blamed_for_it(tmp_path: Path) -> None:
+    def message(kind: type[Exception], **how: Any) -> str:
+        with pytest.raises(kind) as caught:
+            made(
+                tmp_path / "run", callbacks=["evaluate"], length="2 steps", model=nn.Linear(6, 4), **how
+            ).fit()
+        return str(caught.value)
+
+    text = message(NotFiniteError, test=Points(bad=(11,)), metrics=[of_finite_scores])
+    sample = text.index("Sample 11 (/points/11.npy) of the held-out data, read by the evaluation, has inputs")
+    assert sample < text.index("Input contains NaN") and "gives loss nan" in text
+    assert "of no use" in message(UsageError, metrics=[never])  # its own fault: the loss is finite
+
+
 def spoiled(checkpoint: Path, checks: Checks | None, name: str = "model/0.weight") -> None:
     """Writes a checkpoint anew with a NaN in it, saying `checks` of itself (None: as an older version did)."""
     saved = checkpoints.load(checkpoint)
@@ -297,8 +322,14 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
     saved = tmp_path / "checkpoints" / "step-00000002"
     name = "model/head.bias"
     spoiled(saved, None, name)
-    with pytest.raises(NotFiniteError, match=f"the evaluation of {saved} gives loss nan"):
-        entry_points.evaluate(recipe, {"checkpoint": str(saved)})
+    metric = f"{of_finite_scores.__module__}.{of_finite_scores.__name__}"
+    measured = read_recipe(
+        tmp_path / "recipe.yaml", [f"output_dir={tmp_path}", f"metrics=[{{use: {metric}}}]"]
+    )
+    for each in (recipe, measured):
+        with pytest.raises(NotFiniteError, match=f"the evaluation of {saved} gives loss nan") as caught:
+            entry_points.evaluate(each, {"checkpoint": str(saved)})
+        assert ("Input contains NaN" in str(caught.value)) == (each is measured)
     with pytest.raises(ExportError, match=f"'{name.removeprefix('model/')}' is not finite: 1 NaN of"):
         exporting.export(recipe, {"to": str(tmp_path / "out"), "checkpoint": str(saved)})
     assert not (tmp_path / "out").exists()
