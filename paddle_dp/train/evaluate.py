@@ -48,7 +48,8 @@ class _Tally:
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.count, self.samples = self.count + score.count, self.samples + score.samples
         if predicted is not None:
-            self._add_confusion(predicted.numpy(), score.targets.numpy().reshape(-1), classes)
+            true = score.targets.numpy().reshape(-1).astype("int64")  # the data set's dtype may hold no pair
+            self._add_confusion(predicted.numpy(), true, classes)
         for each in collecting:
             each.add(batch, micro_batch, outputs, score.targets)
 

@@ -156,3 +156,41 @@ evaluation: {samples: 5}
 """
     with pytest.raises(UsageError, match=r"evaluation.samples: the 5 samples are .* a stream"):
         build_trainer(recipe, tmp_path)
+
+
+class Scored:
+    """Samples whose scores are the input: class i % 100 of 400 is true, and predicted but for every seventh sample."""
+
+    def __init__(self, dtype):
+        self.true = np.arange(120) % 100
+        self.predicted = self.true + (np.arange(120) % 7 == 0)
+        self.dtype = dtype
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, i):
+        return np.eye(400, dtype="float32")[self.predicted[i]], np.array(self.true[i], self.dtype)
+
+
+def evaluated_scores(folder, dataset, loss):
+    """The evaluation of a model that gives its inputs."""
+    import paddle
+
+    from paddle_dp import Trainer
+
+    model = paddle.nn.Linear(400, 400, bias_attr=False)
+    model.weight.set_value(paddle.eye(400))
+    trainer = Trainer.of(
+        model=model, train=dataset, loss=loss, optimizer="sgd", batch=60, test=dataset, folder=folder, length="1 step",
+        callbacks=["evaluate"],
+    )  # fmt: skip
+    return trainer.evaluate()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
+def test_classes_of_a_small_dtype_are_counted_right(tmp_path, dtype):
+    """The dtype holds each of the 400 classes' numbers that occur, but not a pair's."""
+    data, expected = Scored(dtype), np.zeros((400, 400), "int64")
+    np.add.at(expected, (data.true, data.predicted), 1)
+    np.testing.assert_array_equal(evaluated_scores(str(tmp_path), data, "cross_entropy").confusion, expected)
