@@ -48,6 +48,12 @@ class Loss:
         """The object that may keep state for the loss: a bound method's object, else the wrapped callable itself."""
         return getattr(self.function, "__self__", self.function)
 
+    @property
+    def ignored(self) -> int | None:
+        """The class number of targets that do not count, as metrics read it; None if all count."""
+        number = getattr(self.function, "ignored", getattr(self.function, "ignore_index", None))
+        return number if type(number) is int else None
+
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, count): the sum over a micro-batch, with a gradient, and the number of its terms.
 

@@ -74,6 +74,10 @@ class TurnsLoss(Loss):
         )
 
     @property
+    def ignored(self) -> int | None:
+        return self.turns[0].loss.ignored  # whose `predictions` are compared with the targets
+
+    @property
     def counted(self) -> Any:  # type: ignore[override]
         if self._turn is not None:
             return self._turn.loss.counted

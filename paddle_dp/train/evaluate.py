@@ -49,12 +49,14 @@ class _Tally:
         self.count, self.samples = self.count + score.count, self.samples + score.samples
         if predicted is not None:
             true = score.targets.numpy().reshape(-1).astype("int64")  # the data set's dtype may hold no pair
-            self._add_confusion(predicted.numpy(), true, classes)
+            self._add_confusion(predicted.numpy(), true, classes, learner.loss.ignored)
         for each in collecting:
             each.add(batch, micro_batch, outputs, score.targets)
 
-    def _add_confusion(self, predicted: np.ndarray, true: np.ndarray, classes: int) -> None:
-        known = (true >= 0) & (true < classes)  # an ignore_index may be outside the classes
+    def _add_confusion(
+        self, predicted: np.ndarray, true: np.ndarray, classes: int, ignored: int | None
+    ) -> None:
+        known = (true >= 0) & (true < classes) & (true != ignored)
         pairs = np.bincount(true[known] * classes + predicted[known], minlength=classes * classes)
         pairs = pairs.reshape(classes, classes)
         self.confusion = pairs if self.confusion is None else self.confusion + pairs

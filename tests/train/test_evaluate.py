@@ -194,3 +194,20 @@ def test_classes_of_a_small_dtype_are_counted_right(tmp_path, dtype):
     data, expected = Scored(dtype), np.zeros((400, 400), "int64")
     np.add.at(expected, (data.true, data.predicted), 1)
     np.testing.assert_array_equal(evaluated_scores(str(tmp_path), data, "cross_entropy").confusion, expected)
+
+
+def own_loss():
+    from paddle import nn
+
+    return nn.CrossEntropyLoss(ignore_index=0, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [{"use": "cross_entropy", "ignore_index": 0}, own_loss], ids=str)
+def test_targets_that_the_loss_ignores_are_in_no_table(tmp_path, loss):
+    """Class 0 is among the outputs, and is predicted wrong for one of its two samples."""
+    data = Scored("int64")
+    counted = data.true != 0
+    found = evaluated_scores(str(tmp_path), data, loss() if callable(loss) else loss)
+    assert found.confusion[0].sum() == 0 and found.confusion.sum() == counted.sum()
+    assert found.numbers["acc1"] == pytest.approx((data.true == data.predicted)[counted].mean())
+    assert found.per_class()[0]["support"] == 0
