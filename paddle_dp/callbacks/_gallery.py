@@ -120,15 +120,14 @@ def _worst(loader: Loader, learner: Any, count: int, scan: int) -> Gallery | Non
         predicted, _ = predictions(learner.loss, outputs, targets)
         if predicted is None:
             return None
-        scores = outputs.astype("float64").numpy()
+        shares = learner.loss.probabilities(outputs.astype("float32")).numpy()
         true = targets.numpy().reshape(-1).tolist()
         for row, predicted_class in enumerate(predicted.numpy().tolist()):
             loss = _loss_of(learner.loss, outputs, targets, row)
             if loss is not None:
                 index = indices[batch.index * sampler.batch + row]
-                rows.append(
-                    (loss, index, true[row], predicted_class, _probability(scores[row], predicted_class))
-                )
+                share = float(shares[row, predicted_class])
+                rows.append((loss, index, true[row], predicted_class, share))
     names = class_names(loader.dataset)
     worst = sorted(rows, key=lambda row: (not math.isnan(row[0]), -row[0], row[1]))[:count]
     samples = [
@@ -153,11 +152,6 @@ def _loss_of(loss: Any, outputs: Any, targets: Any, row: int) -> float | None:
     total, count = loss(*(mapped(lambda tensor: tensor[row : row + 1], each) for each in (outputs, targets)))
     count = float(count)
     return float(total) / count if count else None
-
-
-def _probability(scores: np.ndarray, chosen: int) -> float:
-    powers = np.exp(scores - scores.max())
-    return float(powers[chosen] / powers.sum())
 
 
 def _class_name(names: Sequence[str], number: int) -> str:

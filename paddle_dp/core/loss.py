@@ -42,6 +42,8 @@ class Loss:
     """Makes whole outputs of this rank's classes; None: it holds all. Collective."""
     splits_outputs: bool = False
     """Whether it can be computed from shards of the outputs: some of the classes (`parallel`), or of the tokens."""
+    multi_label: bool = False
+    """Whether each output is a separate yes-or-no label's, so that the probabilities of a sample do not add up to 1."""
 
     @property
     def owner(self) -> Any:
@@ -82,6 +84,11 @@ class Loss:
         """The class of the highest score [n]."""
         return outputs.argmax(-1)
 
+    def probabilities(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The probability of each class, or label, for float32 outputs [n, classes] of all of them."""
+        # Paddle's softmax hides NaN on CPUs (3.3.1).
+        return (outputs - outputs.logsumexp(-1, keepdim=True)).exp()
+
     def full_outputs(self, outputs: Any) -> Any:
         """The outputs of all classes and tokens, if this rank holds some of them. Collective then."""
         return outputs if self.joins is None else self.joins(outputs)
@@ -110,17 +117,18 @@ class WrappedLoss(Loss):
     """Makes a callable (outputs, targets), predefined or user-defined, a Loss.
 
     It uses the callable's `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`,
-    `parallel(classes)` and `across(samples)`, if defined. `counts_samples = True` promises that the count is always the
-    number of samples, which saves an exchange.
+    `probabilities(outputs)`, `multi_label`, `parallel(classes)` and `across(samples)`, if defined. `counts_samples =
+    True` promises that the count is always the number of samples, which saves an exchange.
     """
 
     def __init__(self, function: Any, samples: GatheredSamples | None = None):
         self.function, self._samples = function, samples
         self.name = getattr(function, "__name__", type(function).__name__)
-        for method in ("count", "scores", "num_classes", "predictions"):
+        for method in ("count", "scores", "num_classes", "predictions", "probabilities"):
             if callable(implementation := getattr(function, method, None)):
                 setattr(self, method, implementation)
         self.splits_outputs = hasattr(function, "parallel")
+        self.multi_label = getattr(function, "multi_label", False) is True
         if hasattr(function, "across"):
             self.compares = getattr(function, "compares", "ranks")
         if "count" in vars(self):

@@ -60,6 +60,7 @@ class TurnsLoss(Loss):
         self._last: tuple[paddle.Tensor, list[paddle.Tensor]] | None = None
         self.function = Functions(tuple(turn.loss.function for turn in turns))
         self.name = " and ".join(turn.name for turn in turns)
+        self.multi_label = turns[0].loss.multi_label
         for turn in turns:
             if turn.loss.compares:
                 raise UsageError(
@@ -138,6 +139,9 @@ class TurnsLoss(Loss):
 
     def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
         return self.turns[0].loss.predictions(outputs)
+
+    def probabilities(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        return self.turns[0].loss.probabilities(outputs)
 
 
 @dataclass(frozen=True)

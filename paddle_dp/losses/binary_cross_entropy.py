@@ -28,7 +28,7 @@ class BinaryCrossEntropy:
     (Jia et al., arXiv:2005.11909).
     """
 
-    counts_samples = True
+    counts_samples = multi_label = True
     use = "binary_cross_entropy"  # its name in a recipe, for messages
 
     def __init__(self, positive: float = 1.0, summed: bool = False, frequencies: Sequence[float] = ()):
@@ -57,6 +57,12 @@ class BinaryCrossEntropy:
         hits = (outputs > 0) == (targets > 0.5)
         # The count of hits is exact, so the order of ranks shows in the last division alone.
         return {"acc1": hits.astype(outputs.dtype).sum() / max(1, outputs.size // max(1, outputs.shape[0]))}
+
+    def probabilities(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The probability of each label."""
+        import paddle.nn.functional as F
+
+        return F.sigmoid(outputs)
 
     def _rarity(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         """The weight of each label of each sample. Raises LossError for another number of labels."""

@@ -39,6 +39,11 @@ class MarginSoftmax(CrossEntropy):
         self.classes = Exact()  # a scale of 64 makes losses above 64
         self._checked = False
 
+    def probabilities(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The probability of each class, without a margin."""
+        logits = outputs * self.scale
+        return (logits - logits.logsumexp(-1, keepdim=True)).exp()
+
     def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         import paddle
 

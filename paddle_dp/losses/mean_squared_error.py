@@ -24,6 +24,10 @@ class MeanSquaredError:
         outputs, targets = paired(outputs, targets, "mean_squared_error")
         return F.mse_loss(outputs, targets) * outputs.shape[0], outputs.shape[0]
 
+    def num_classes(self, outputs: paddle.Tensor) -> int:
+        """Returns 0: outputs are no class scores."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
+from paddle_dp.part import read_part
 from paddle_dp.recipe import Recipe
 from paddle_dp.verbs.array_files import SUFFIXES, samples_of
 
@@ -47,10 +47,12 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A sample's outputs; `total` and `count` of its loss if it has a target."""
+    """A sample's outputs, and the `probabilities` of classes or labels, [0] if outputs [classes] score none; `total`
+    and `count` of its loss if it has a target."""
 
     sample: Sample
     outputs: Array
+    probabilities: Array
     total: float | None = None
     count: float = 0.0
 
@@ -58,9 +60,9 @@ class Answer:
 def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     """Prints the predictions of the model of options["checkpoint"] for each file of options["files"].
 
-    For a classifier these are the `top` likeliest classes with their probabilities; for files with targets, such as
-    texts, the mean loss; otherwise the outputs. `csv`: prints a table with all outputs. `out`: an .npz file for `files`
-    and `rows` [n] and `outputs` [n, …].
+    For a classifier these are the `top` likeliest classes with their probabilities; for yes-or-no labels those with a
+    probability of 0.5 or more; for files with targets, such as texts, the mean loss; otherwise the outputs. `csv`:
+    prints a table with all outputs. `out`: an .npz file for `files` and `rows` [n] and `outputs` [n, …].
     Raises UsageError for a file that cannot be read, DataError for one that does not fit the model.
     """
     files = list(_files(options["files"]))
@@ -72,11 +74,10 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     loss = as_loss(loss_of_recipe(recipe, model))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
     answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
-    screen = _Table(sys.stdout) if options.get("csv") else _Lines(options.get("top") or 3)
+    screen = _Table(loss, sys.stdout) if options.get("csv") else _Lines(loss, options.get("top") or 3)
     saved: list[Answer] = []
     for answer in answers:
-        names = _classes(loss, answer.outputs, inputs.classes)
-        screen.show(answer, names)
+        screen.show(answer, _classes(loss, answer, inputs.classes))
         if out:
             saved.append(answer)
     screen.end()
@@ -182,6 +183,9 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
                 f"the model gives {type(outputs).__name__}, not one tensor of outputs: predict cannot show it. Use "
                 "`paddle-dp export`, or the model itself."
             )
+        scores, shares = outputs.astype("float32"), np.empty((len(batch), 0), np.float32)
+        if outputs.ndim == 2 and loss.num_classes(outputs):
+            shares = loss.probabilities(scores).numpy()
         for row, sample in enumerate(batch):
             total, count = None, 0.0
             if sample.target is not None:
@@ -191,17 +195,19 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
                 if loss.counted == "samples":  # a mean over its targets: a text's last window has fewer
                     total, count = total * sample.target.size, float(sample.target.size)
             yield Answer(
-                sample=sample, outputs=outputs[row].astype("float32").numpy(), total=total, count=count
+                sample=sample,
+                outputs=scores[row].numpy(),
+                probabilities=shares[row],
+                total=total,
+                count=count,
             )
 
 
-def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, ...]:
+def _classes(loss: Loss, answer: Answer, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the classes that the outputs [classes] score; () if they are no scores of classes."""
-    if outputs.ndim != 1:
-        return ()
-    if len(names) == len(outputs):
+    if (count := len(answer.probabilities)) == len(names):
         return names
-    return tuple(map(str, range(len(outputs)))) if loss.splits_outputs and len(outputs) > 1 else ()
+    return tuple(map(str, range(count))) if loss.splits_outputs and count > 1 else ()
 
 
 def _writable(out: Path, files: Sequence[Path]) -> Path:
@@ -232,17 +238,20 @@ def _write(out: Path, answers: list[Answer]) -> None:
     )
 
 
-def _probabilities(scores: Array) -> Array:
-    powers = np.exp(scores.astype(np.float64) - scores.max())
-    shares: Array = powers / powers.sum()
-    return shares
+def _perplexity(loss: Loss, mean: float) -> str:
+    """The perplexity of a text with this mean loss; "" if the metric refuses the loss, whose power is none."""
+    metric = read_part("metrics", {"use": "perplexity"}).build()
+    try:
+        return f", perplexity {metric.with_loss(loss.function).compute({'loss': mean})['perplexity']:.4g}"
+    except UsageError:
+        return ""
 
 
 class _Lines:
     """Prints a line per sample; for a file with targets one line, with the mean loss over all of its samples."""
 
-    def __init__(self, top: int):
-        self.top = top
+    def __init__(self, loss: Loss, top: int):
+        self.loss, self.top = loss, top
         self._file: Path | None = None
         self._total = self._count = 0.0
 
@@ -255,13 +264,14 @@ class _Lines:
             self._total, self._count = self._total + answer.total, self._count + answer.count
             return
         where = f"{sample.file}" + (f"[{sample.row}]" if sample.file.suffix.lower() in SUFFIXES else "")
-        print(f"{where}: {self._summary(answer.outputs, classes)}", flush=True)
+        print(f"{where}: {self._summary(answer, classes)}", flush=True)
 
-    def _summary(self, outputs: Array, classes: tuple[str, ...]) -> str:
+    def _summary(self, answer: Answer, classes: tuple[str, ...]) -> str:
+        outputs, shares = answer.outputs, answer.probabilities
         if classes:
-            shares = _probabilities(outputs)
-            best = np.argsort(-shares, kind="stable")[: self.top]
-            return "  ".join(f"{classes[k]} {shares[k]:.4f}" for k in best)
+            words = [f"{classes[k]} {shares[k]:.4f}" for k in np.argsort(-shares, kind="stable")]
+            count = int((shares >= 0.5).sum()) if self.loss.multi_label else self.top
+            return "  ".join(words[:count]) or f"no label has a probability of 0.5; the likeliest: {words[0]}"
         if outputs.size <= 16:
             return " ".join(f"{value:.6g}" for value in outputs.reshape(-1))
         low, high = float(outputs.min()), float(outputs.max())
@@ -270,17 +280,17 @@ class _Lines:
     def end(self) -> None:
         if self._count:
             mean = self._total / self._count
-            print(
-                f"{self._file}: loss {mean:.4f} over {self._count:g} targets, perplexity {math.exp(min(mean, 700)):.4g}"
-            )
+            perplexity = _perplexity(self.loss, mean)
+            print(f"{self._file}: loss {mean:.4f} over {self._count:g} targets{perplexity}")
         self._total = self._count = 0.0
 
 
 class _Table:
-    """Writes a CSV table: file, row, the likeliest class with its probability, the loss, and all outputs."""
+    """Writes a CSV table: file, row, the likeliest class with its probability, or each label's, the loss, and all
+    outputs."""
 
-    def __init__(self, stream: Any):
-        self._writer = csv.writer(stream, lineterminator="\n")
+    def __init__(self, loss: Loss, stream: Any):
+        self.loss, self._writer = loss, csv.writer(stream, lineterminator="\n")
         self._header: list[str] | None = None
 
     def show(self, answer: Answer, classes: tuple[str, ...]) -> None:
@@ -288,9 +298,12 @@ class _Table:
         row: dict[str, Any] = {"file": str(answer.sample.file), "row": answer.sample.row}
         if answer.total is not None:
             row |= {"loss": f"{answer.total / max(answer.count, 1):.7g}", "targets": f"{answer.count:g}"}
-        if classes:
+        if classes and self.loss.multi_label:
+            pairs = zip(classes, answer.probabilities, strict=True)
+            row |= {f"probability {name}": f"{share:.7g}" for name, share in pairs}
+        elif classes:
             best = int(flat.argmax())
-            row |= {"class": classes[best], "probability": f"{_probabilities(flat)[best]:.7g}"}
+            row |= {"class": classes[best], "probability": f"{answer.probabilities[best]:.7g}"}
         if answer.total is None:
             names = classes or tuple(f"output_{index}" for index in range(flat.size))
             row |= {

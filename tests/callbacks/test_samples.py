@@ -35,6 +35,16 @@ strategy: {use: data_parallel}
 train: {length: 7 steps, batch: 50, micro_batches: 2}
 callbacks: [{use: metrics, every: 4 steps}]
 """
+COSINES = """
+model: {use: large_classifier, inputs: 64, hidden: [16], classes: 10, cosines: true}
+dataset: {use: digits}
+loss: {use: margin_softmax, scale: 8}
+optimizer: {use: momentum}
+schedule: {use: constant, learning_rate: 0.1}
+strategy: {use: single}
+train: {length: 7 steps, batch: 50}
+callbacks: [{use: metrics, every: 4 steps}]
+"""
 GPT = """
 model: {use: gpt, vocab: 256, width: 32, depth: 1, heads: 2, length: 32}
 dataset: {use: text_files, path: %(text)s, held_out: 0.2, cache: %(text)s.cache, length: 32}
@@ -130,6 +140,24 @@ def continued(folder: str, text: str) -> Any:
     tokens = paddle.to_tensor(window[None, :16].astype("int64"))
     expected = trainer.learner.model.generate(tokens, 8).numpy()[0, 16:]
     return json.loads((Path(folder) / "samples.json").read_text()), bytes(expected.astype("uint8")).decode()
+
+
+def shown_cosines(folder: str) -> Any:
+    """In a rank: samples.json, and the softmax of the cosines of each of its samples, as the loss scales them."""
+    trainer = build_trainer(COSINES, folder)
+    trainer.add(samples.Config(count=6, scan=100).build(trainer.run))
+    trainer.fit("7 steps")
+    model, data = trainer.learner.model, trainer.run.test_loader.dataset
+    model.eval()
+    shown = json.loads((Path(folder) / "samples.json").read_text())["samples"]
+    powers = [np.exp(8 * model(paddle.to_tensor(data[row["index"]][0][None])).numpy()[0]) for row in shown]
+    return [row["probability"] for row in shown], [float(p.max() / p.sum()) for p in powers]
+
+
+@pytest.mark.processes
+def test_the_probability_of_a_class_is_that_of_the_loss(tmp_path: Path) -> None:
+    ((shown, expected),) = run_ranks(shown_cosines, 1, str(tmp_path))
+    assert shown == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.processes

@@ -20,7 +20,7 @@ from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.verbs.array_files import samples_of
-from paddle_dp.verbs.predict import Sample, _answers, predict
+from paddle_dp.verbs.predict import Answer, Sample, _answers, _classes, _Lines, predict
 
 DIGITS = {
     "model": {"use": "mlp", "hidden": [16]},
@@ -327,3 +327,87 @@ def test_a_text_counts_by_the_targets_that_are_not_ignored():
         _answers(model, loss, samples), (scores[2, 4], scores[0, 0] + scores[2, 4]), (1, 2), strict=True
     ):
         assert answer.count == count and answer.total == pytest.approx(total, rel=1e-6)
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """A function of biases: a run of a model whose three labels' outputs are these, and its two images."""
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a.png", "b.png"):
+        image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / name)
+    for name in ("train_list.txt", "val_list.txt"):
+        (tmp_path / name).write_text("a.png 1,0,1\nb.png 0,1,1\n")
+    (tmp_path / "names.txt").write_text("hat\nglasses\nsmile\n")
+
+    def train(loss, biases):
+        settings = DIGITS | {
+            "model": {"use": "mlp", "inputs": 768, "hidden": [], "classes": 3},
+            "dataset": {"use": "image_list", "path": str(tmp_path), "labels": 3, "names": "names.txt", "size": 16},
+            "loss": {"use": loss},
+            "schedule": {"use": "constant", "learning_rate": 0.0},
+            "train": {"length": "1 step", "batch": 2},
+            "callbacks": [{"use": "checkpoint", "every": "1 steps"}],
+            "output_dir": str(tmp_path / "run"),
+        }  # fmt: skip
+        (tmp_path / "r.yaml").write_text(json.dumps(settings))
+        recipe = read_recipe(tmp_path / "r.yaml")
+        trainer = build(recipe, Mesh.alone())
+        *_, weight, bias = trainer.learner.model.parameters()
+        weight.set_value(paddle.zeros_like(weight))
+        bias.set_value(paddle.to_tensor(biases))
+        trainer.fit("1 steps")
+        return recipe, [tmp_path / "a.png", tmp_path / "b.png"]
+
+    return train
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "asymmetric"])
+def test_of_labels_each_has_a_probability_and_the_likely_ones_are_shown(labelled, capsys, loss):
+    recipe, images = labelled(loss, [1.0, -2.0, 3.0])
+    shares = (1 / (1 + np.exp([-1.0, 2.0, -3.0]))).tolist()
+    lines = said(recipe, capsys, *images, top=1).splitlines()
+    assert lines == [f"{image}: smile {shares[2]:.4f}  hat {shares[0]:.4f}" for image in images]
+    rows = list(csv.DictReader(io.StringIO(said(recipe, capsys, *images, csv=True))))
+    for row in rows:
+        found = [float(row[f"probability {name}"]) for name in ("hat", "glasses", "smile")]
+        assert found == pytest.approx(shares, rel=1e-5)
+        assert "class" not in row and float(row["score smile"]) == 3
+
+
+def test_without_a_likely_label_a_sentence_says_so(labelled, capsys):
+    recipe, images = labelled("binary_cross_entropy", [-1.0, -2.0, -3.0])
+    expected = f"{images[0]}: no label has a probability of 0.5; the likeliest: hat 0.2689"
+    assert said(recipe, capsys, images[0]).splitlines() == [expected]
+
+
+def shares_of(loss, outputs):
+    """The classes and their probabilities, by a recipe's `loss`, for a model with these outputs [1, 3]."""
+    built = as_loss(read_part("losses", loss).build())
+    samples = [Sample(file=Path("a"), row=0, input=np.float32(outputs))]
+    (answer,) = _answers(paddle.nn.Identity(), built, samples)
+    return _classes(built, answer, ("a", "b", "c")), answer.probabilities.tolist()
+
+
+def test_cosines_are_scaled_as_in_the_training():
+    cosines = [0.5, 0.4, -0.2]
+    powers = np.exp(np.multiply(cosines, 30))
+    found = shares_of({"use": "margin_softmax", "scale": 30}, cosines)
+    assert found == (("a", "b", "c"), pytest.approx((powers / powers.sum()).tolist(), rel=1e-5))
+    assert np.isnan(shares_of({"use": "cross_entropy"}, [0.0, np.nan, 1.0])[1]).all()
+
+
+@pytest.mark.parametrize("loss", ["mean_squared_error", "triplet"])
+def test_outputs_that_score_no_classes_have_no_probabilities(loss):
+    assert shares_of({"use": loss}, [0.1, 0.2, 0.3]) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "ending"),
+    [({}, ", perplexity 7.389"), ({"ignore_index": 0}, ", perplexity 7.389"), ({"label_smoothing": 0.1}, "")],
+)
+def test_the_power_of_a_smoothed_loss_is_no_perplexity(capsys, settings, ending):
+    lines = _Lines(as_loss(read_part("losses", {"use": "cross_entropy", **settings}).build()), 3)
+    sample = Sample(file=Path("a.txt"), row=0, input=np.zeros(2))
+    lines.show(Answer(sample=sample, outputs=np.zeros(2), probabilities=np.zeros(0), total=6.0, count=3), ())
+    lines.end()
+    assert capsys.readouterr().out == f"a.txt: loss 2.0000 over 3 targets{ending}\n"
