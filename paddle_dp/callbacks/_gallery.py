@@ -203,7 +203,7 @@ def _texts(loader: Loader, learner: Any, tokenizer: Any, count: int, tokens: int
     texts = []
     for index in indices:
         inputs, _ = read_seeded(loader.dataset, loader.sampler.seed, 0, index)
-        row = next((leaf for leaf in leaves(inputs) if leaf.ndim == 1 and leaf.dtype.kind in "iu"), None)
+        row = _tokens(inputs)
         if row is None or len(row) < 2:
             return None
         begin = min(_PROMPT, len(row) // 2)
@@ -218,6 +218,15 @@ def _texts(loader: Loader, learner: Any, tokenizer: Any, count: int, tokens: int
     available = len(loader.dataset)
     sentence = f"{len(texts)} of {available:,} held-out texts, continued by the likeliest {tokens} tokens."
     return Gallery(sentence=sentence, texts=texts)
+
+
+def _tokens(inputs: Any) -> np.ndarray | None:
+    """The tokens of a sample; of a window with several documents, whose positions begin with 0, the longest one's.
+    None if the sample has no tokens."""
+    if isinstance(inputs, dict) and "tokens" in inputs:
+        begins = np.flatnonzero(inputs.get("positions", np.zeros(1)) == 0)
+        return max(np.split(inputs["tokens"], begins[1:]), key=len)
+    return next((leaf for leaf in leaves(inputs) if leaf.ndim == 1 and leaf.dtype.kind in "iu"), None)
 
 
 def _printable(text: str) -> str:

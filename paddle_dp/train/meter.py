@@ -69,10 +69,13 @@ def reader_averages(rows: Sequence[Mapping[str, float]], readers: Sequence[int])
 
 
 def tokens(batch: Batch) -> int:
-    """Tokens per sample, padding included; 0 unless inputs are integers [n, length], and on a rank without samples."""
+    """Tokens per sample, padding included; 0 unless inputs, or their "tokens", are integers [n, length], and on a rank
+    without samples."""
     if not batch.micro_batches:
         return 0
     inputs = batch.micro_batches[0].inputs
+    if isinstance(inputs, dict):
+        inputs = inputs.get("tokens", ())
     if isinstance(inputs, (dict, tuple)):
         return 0
     return inputs.shape[1] if len(inputs.shape) == 2 and "int" in str(inputs.dtype) else 0

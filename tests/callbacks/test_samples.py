@@ -171,6 +171,25 @@ def test_a_language_model_continues_held_out_texts(tmp_path: Path) -> None:
     assert first["continuation"] == expected and len(content["texts"]) == 2
 
 
+def continued_documents(folder: str, text: str) -> Any:
+    trainer = build_trainer(GPT.replace("text_files", "packed_texts") % {"text": text}, folder)
+    trainer.fit("30 steps")
+    return json.loads((Path(folder) / "samples.json").read_text())["texts"]
+
+
+@pytest.mark.processes
+def test_of_a_window_of_documents_one_is_continued(tmp_path: Path) -> None:
+    """Its inputs are the tokens and their positions; a prompt has no end of another document."""
+    text = tmp_path / "texts.jsonl"
+    documents = [chr(ord("a") + number % 26) * (10 + number % 9) for number in range(130)]
+    text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    (texts,) = run_ranks(continued_documents, 1, str(tmp_path / "run"), str(text))
+    assert len(texts) == 2
+    for row in texts:
+        assert len(set(row["prompt"])) == 1 and row["prompt"][0].isalpha() and len(row["prompt"]) > 4
+        assert {*row["reference"]} <= {row["prompt"][0], "\N{REPLACEMENT CHARACTER}"}
+
+
 GALLERY = Gallery(
     sentence="The 1 worst of 8 held-out samples, by their loss.",
     samples=[

@@ -26,6 +26,9 @@ def batch(inputs: Any) -> Batch:
         (paddle.zeros([2, 128]), 0),  # rows of numbers
         (paddle.zeros([2], "int64"), 0),
         (paddle.zeros([2, 3, 4, 4], "uint8"), 0),  # pictures
+        ({"tokens": paddle.zeros([2, 128], "int64"), "positions": paddle.zeros([2, 128], "int64")}, 128),
+        ({"image": paddle.zeros([2, 128], "int64")}, 0),
+        ((paddle.zeros([2, 128], "int64"), paddle.zeros([2, 1])), 0),
     ],
 )
 def test_rows_of_whole_numbers_are_texts(inputs: Any, length: int) -> None:
