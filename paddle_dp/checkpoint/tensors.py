@@ -9,12 +9,13 @@ import numpy as np
 
 from paddle_dp.checkpoint.shards import DTYPES, Box, Dims, TensorShard
 from paddle_dp.errors import CheckpointError
-from paddle_dp.tensors import bytes_of, dtype_of, nbytes, widened
+from paddle_dp.tensors import bytes_of, dtype_of, narrowed, nbytes, widened
 
 if TYPE_CHECKING:
     import paddle
 
 _ALIGNED = 64  # bytes, of the arrays in a snapshot's memory
+_FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
 
 class HostMemory:
@@ -114,21 +115,20 @@ def fill(
 ) -> None:
     """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, loads its box at `offset`.
 
-    16-bit floats (saved by precision level O2 on a GPU) load exactly into float32 or float64. If the run's precision
-    was changed, float64 loads into float32, rounded, and float32 into float64. Raises CheckpointError for another shape
-    or any other dtype.
+    Floats load into floats of any width: 16-bit ones, which O2 keeps on an accelerator, exactly into float32; wider
+    ones rounded to nearest even. Raises CheckpointError for another shape or any other dtype, and for a finite number
+    that float16 does not hold.
     """
     check_shape(checkpoint, name, tuple(tensor.shape if global_shape is None else global_shape))
     saved, expected = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
-    if expected in ("float32", "float64") and saved in ("bfloat16", "float16"):
-        put(tensor, widened(array, saved).astype(expected, copy=False), name)
-        return
-    if {saved, expected} == {"float32", "float64"}:
-        put(tensor, array.astype(expected), name)
-        return
     if saved != expected:
-        raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
+        if not {saved, expected} <= _FLOATS:
+            raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
+        numbers, clipped = narrowed(widened(array, saved).reshape(-1), expected)
+        if clipped:
+            raise CheckpointError(f"{name} is too large in {checkpoint.folder} for {expected}.")
+        array = numbers.view(DTYPES[expected][1]).reshape(array.shape)
     put(tensor, array, name)
 
 

@@ -10,7 +10,7 @@ from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.digest import digests_of, shard_sum, tensor_sums
 from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
-from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
+from paddle_dp.checkpoint.optimizer import MASTER, load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.shards import Box, ShardInfo
 from paddle_dp.checkpoint.tensors import HostMemory, Room, check_shape, fill, tensor_shard
@@ -314,10 +314,10 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
 
     def read(name: str, tensor: Any) -> Any:
-        placement, shape = (
-            learner.placed.placements.placement_of(tensor, named[_parameter(name)]),
-            tensor.shape,
-        )
+        shape, parameter = tensor.shape, _parameter(name)
+        placement = learner.placed.placements.placement_of(tensor, named[parameter])
+        if name == optimizer_name(parameter, MASTER) and name not in local_names:
+            name = _MODEL + parameter  # of a run on CPUs: its weights are float32 themselves
         check_shape(checkpoint, name, placement.global_shape(shape))
         return checkpoint.read(name, placement.offset(shape), shape)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paddle_dp.errors import JobError
 from paddle_dp.proof import SideRunner
+from paddle_dp.tensors import dtype_of
+from tests.house.training import build_trainer, trained
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
-from tests.sim.recipes import gpt
+from tests.sim.recipes import GPT, gpt
 from tests.sim.test_operations import OPTIMIZERS
 
 
@@ -64,3 +67,50 @@ def test_what_paddle_would_leave_in_float32_is_refused(
         "train.precision is bfloat16, and Paddle's autocast leaves it float32 on sim:"
         in capsys.readouterr().err
     )
+
+
+LOW = ("train.precision={dtype: bfloat16, level: O2}", "ema={decay: 0.9}", "strategy={use: single}")
+
+
+def trained_on_cpu(folder: str) -> str:
+    """In a rank: the checkpoint of two steps."""
+    return str(trained(GPT, folder, *LOW, until="2 steps")["saved"])
+
+
+def weights_of_float32(folder: str, saved: str) -> dict[str, bool]:
+    """In a rank: what weights in 16 bits get from a run on a CPU that was to have them, and what follows."""
+    import paddle
+
+    from paddle_dp import checkpoint
+    from paddle_dp.train.state import load_model
+
+    there = checkpoint.load(Path(saved))
+
+    def holds(trainer: Any, kind: str = "model") -> bool:
+        state = trainer.learner.placed.state()
+        low = [name for name, tensor in state.items() if dtype_of(tensor) == "bfloat16"]
+        given = {name: paddle.to_tensor(there.read(f"{kind}/{name}")).astype("bfloat16") for name in low}
+        return bool(low) and all(bool((state[name] == given[name]).all()) for name in low)
+
+    new = build_trainer(GPT, f"{folder}/new", *LOW, f"load.path={saved}")
+    found = {"given": holds(new)}
+    load_model(there, new.learner, ema=True)
+    found["averages"] = holds(new, "ema")
+    resumed = build_trainer(GPT, folder, *LOW, resume=True)
+    masters = resumed.learner.optimizer.state_dict()["master_weights"]
+    named = [(n, masters[p.name]) for n, p in resumed.learner.placed.named_parameters() if p.name in masters]
+    exact = all(bool((master == paddle.to_tensor(there.read(f"model/{n}"))).all()) for n, master in named)
+    found["resumed"] = holds(resumed) and bool(named) and exact
+    resumed.fit("4 steps")
+    return found
+
+
+def test_weights_of_float32_are_rounded_to_the_16_bits_of_o2(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIM_NAME", "npu")
+    monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
+    (saved,) = run_ranks(trained_on_cpu, 1, str(tmp_path))
+    monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
+    (found,) = run_ranks(weights_of_float32, 1, str(tmp_path), saved)
+    assert found == {"given": True, "averages": True, "resumed": True}
