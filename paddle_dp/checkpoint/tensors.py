@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import paddle
 
 _ALIGNED = 64  # bytes, of the arrays in a snapshot's memory
-_FLOATS = {"float64", "float32", "float16", "bfloat16"}
+FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
 
 class HostMemory:
@@ -123,13 +123,18 @@ def fill(
     saved, expected = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
     if saved != expected:
-        if not {saved, expected} <= _FLOATS:
+        if not {saved, expected} <= FLOATS:
             raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
-        numbers, clipped = narrowed(widened(array, saved).reshape(-1), expected)
+        array, clipped = converted(array, saved, expected)
         if clipped:
             raise CheckpointError(f"{name} is too large in {checkpoint.folder} for {expected}.")
-        array = numbers.view(DTYPES[expected][1]).reshape(array.shape)
     put(tensor, array, name)
+
+
+def converted(array: np.ndarray, dtype: str, target: str) -> tuple[np.ndarray, bool]:
+    """Returns floats of one dtype in another, rounded to nearest even, and whether one is too large for it."""
+    numbers, clipped = narrowed(widened(array, dtype).reshape(-1), target)
+    return numbers.view(DTYPES[target][1]).reshape(array.shape), clipped
 
 
 def check_shape(checkpoint: WeightSource, name: str, shape: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
@@ -13,7 +14,7 @@ from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import MASTER, load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.shards import Box, ShardInfo
-from paddle_dp.checkpoint.tensors import HostMemory, Room, check_shape, fill, tensor_shard
+from paddle_dp.checkpoint.tensors import FLOATS, HostMemory, Room, check_shape, converted, fill, tensor_shard
 from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
@@ -23,7 +24,7 @@ from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.mesh import seed_ranks
-from paddle_dp.tensors import nbytes
+from paddle_dp.tensors import dtype_of, nbytes
 from paddle_dp.text import and_more
 from paddle_dp.train.callback import Progress
 from paddle_dp.train.run import Run
@@ -41,20 +42,18 @@ def snapshot(  # noqa: PLR0913 - the parts of a checkpoint
     *,
     guard: dict[str, Any] | None = None,
     averages: Averages | None = None,
-    base: str = "",
+    base: dict[str, Any] | None = None,
     memory: HostMemory | None = None,
 ) -> Snapshot:
     """This rank's part of a checkpoint: its main replicas. Call `learner.statistics.sync()` before. `guard`: the state
-    of the judge of updates. `base`: the digest of an adapter's base weights. `memory`: where to copy the tensors; it
-    must not hold a snapshot that is needed."""
+    of the judge of updates. `base`: the `base_state` of an adapter. `memory`: where to copy the tensors; it must not
+    hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
-    state = _state(learner, progress, run, loader) | ({"guard": guard} if guard else {})
+    state = _state(learner, progress, run, loader) | ({"guard": guard} if guard else {}) | (base or {})
     with learner.weights.means(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
     if averages is not None:
         tensors |= _copied([(_EMA + name, *where) for name, *where in averages.shards()], "ema", memory)
-    if base:
-        state["base"] = base
     return Snapshot(tensors=tensors, state=state, rank_state={"rng": rng_state()})
 
 
@@ -111,10 +110,26 @@ class _SavedExtraState:
         fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
 
 
-def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
-    """The digest of a model's tensors over all ranks, the same in any layout. Collective."""
+def base_state(learner: Learner) -> dict[str, Any]:
+    """An adapter's base weights in a checkpoint: `base`, the digest of their numbers in `base_dtype`, O2's 16 bits, and
+    `base_rounded`, the names of those that lie in them, as on accelerators. Collective."""
+    placed, precision = learner.placed, learner.mixed.precision
+    dtype = precision.dtype if learner.mixed.low and precision.level == "O2" else ""
+    rounded = [name for name, tensor, _ in placed.base_shards() if dtype_of(tensor) == dtype]
+    digest, names = placed_digest(placed.base_shards(), learner.mesh, dtype), learner.mesh.gather(rounded)
+    return {"base": digest, "base_dtype": dtype, "base_rounded": sorted(set().union(*names))}
+
+
+def placed_digest(tensors: Iterable[Placed], mesh: Mesh, dtype: str = "") -> str:
+    """The digest of a model's tensors over all ranks, the same in any layout; with `dtype`, of floats rounded to it.
+    Collective."""
     # One copy at a time: a model may fill half of the memory.
     shards = (placed_shard(_MODEL + name, *where) for name, *where in tensors)
+    if dtype:
+        shards = (
+            replace(s, array=converted(s.array, s.dtype, dtype)[0], dtype=dtype) if s.dtype in FLOATS else s
+            for s in shards
+        )
     local_rows = [
         [s.name, s.dtype, s.global_shape, s.offset, s.array.shape, str(shard_sum(s))] for s in shards
     ]
@@ -293,7 +308,8 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
 
 
 def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Raises CheckpointError if an adapter's checkpoint was trained on other base weights. Collective."""
+    """Rounds the base weights to the 16 bits that they had in the training of an adapter's checkpoint. Raises
+    CheckpointError if they are others. Collective."""
     saved_digest = checkpoint.state.get("base")
     if saved_digest is None:
         return
@@ -302,7 +318,11 @@ def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
             f"{checkpoint.folder} holds an adapter without its base weights: give the recipe's adapter, "
             "or merge them first: paddle-dp merge RUN -o FILE."
         )
-    if placed_digest(learner.placed.base_shards(), learner.mesh) != saved_digest:
+    dtype, tensors = checkpoint.state.get("base_dtype", ""), learner.placed.state()
+    for tensor in (tensors[name] for name in checkpoint.state.get("base_rounded", ()) if name in tensors):
+        if dtype_of(tensor) != dtype:
+            tensor.set_value(tensor.astype(dtype).astype(tensor.dtype))
+    if placed_digest(learner.placed.base_shards(), learner.mesh, dtype) != saved_digest:
         raise CheckpointError(
             f"{checkpoint.folder} holds an adapter that was trained on other weights than these: load.path must give "
             "the same ones; without it, train.seed and the model must be the same."

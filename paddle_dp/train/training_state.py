@@ -129,7 +129,7 @@ class TrainingState:
         self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
-        self._base = ""  # the digest of an adapter's base weights
+        self._base: dict[str, Any] = {}  # of an adapter
         self._unsaved = Unsaved()
         self._settings: LayerSettings | None = None  # the layers' settings at the first check
 
@@ -191,7 +191,7 @@ class TrainingState:
         if step:
             self._unsaved.print_new(self.learner)
         if self.learner.placed.base and not self._base:
-            self._base = state.placed_digest(self.learner.placed.base_shards(), self.mesh)
+            self._base = state.base_state(self.learner)
         snapshot = state.snapshot(
             self.learner, self.progress, self.run, self.loader,
             guard=self.judge.state(), averages=self.averages, base=self._base, memory=memory,

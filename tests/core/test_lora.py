@@ -23,6 +23,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.model.compiled import compiled
 from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.recipe import read_recipe
+from paddle_dp.train import state
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
@@ -178,6 +179,27 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
         build(file_of(tmp_path), join(), "newest", ["load"])
     with pytest.raises(CheckpointError, match="holds an adapter without its base weights"):
         build(file_of(tmp_path, "adapter=null", load), join(), "newest", ["adapter"])
+
+
+def test_an_adapter_on_16_bits_is_merged_into_what_it_was_trained_on(tmp_path: Path) -> None:
+    """As level O2 keeps them on an accelerator, where verbs read the same weights in float32."""
+    (tmp_path / "base").mkdir()
+    pretrained = build(file_of(tmp_path / "base", "adapter=null", "ema=null"), join())
+    load, wide = f"load.path={saved(pretrained)}", dict(pretrained.learner.placed.named_parameters())
+    low = "train.precision={dtype: bfloat16, level: O2}"
+    of_cpu = saved(build(file_of(tmp_path, load, low, "ema=null", f"output_dir={tmp_path / 'cpu'}"), join()))
+    trainer = build(file_of(tmp_path, load, low, "ema=null"), join())
+    for layer in trainer.learner.model.sublayers():
+        if isinstance(layer, nn.Linear):
+            layer._to_impl(dtype="bfloat16", include_sublayers=False)
+    state.load_model(checkpoints.load(of_cpu), trainer.learner)
+    saved(trainer)
+    merge(file_of(tmp_path, load, "strategy.use=single"), {"to": str(tmp_path / "merged.safetensors")})
+    for name, value in merged(tmp_path / "merged.safetensors").items():
+        rounded = wide[name].astype("bfloat16").astype("float32")
+        np.testing.assert_array_equal(value, rounded.numpy(), err_msg=name)
+    with pytest.raises(CheckpointError, match="an adapter that was trained on other weights than these"):
+        merge(file_of(tmp_path, "train.seed=7"), {"to": str(tmp_path / "merged.safetensors")})
 
 
 def test_a_program_of_the_forward_has_no_hooks_and_is_refused(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def weights_of_float32(folder: str, saved: str) -> dict[str, bool]:
     import paddle
 
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.entry_points import merge
+    from paddle_dp.checkpoint.source import source
+    from paddle_dp.cli.runs import PLAIN
+    from paddle_dp.recipe import read_recipe
     from paddle_dp.train.state import load_model
 
     there = checkpoint.load(Path(saved))
@@ -102,6 +106,14 @@ def weights_of_float32(folder: str, saved: str) -> dict[str, bool]:
     exact = all(bool((master == paddle.to_tensor(there.read(f"model/{n}"))).all()) for n, master in named)
     found["resumed"] = holds(resumed) and bool(named) and exact
     resumed.fit("4 steps")
+    words = ["adapter={use: lora, rank: 2, match: [blocks.1.*]}", f"load.path={saved}"]
+    trained(GPT, f"{folder}/lora", *LOW, *words, until="2 steps")
+    made, merged = Path(f"{folder}/lora.yaml"), Path(f"{folder}/lora.safetensors")
+    made.write_text(GPT)
+    merge(read_recipe(made, [f"output_dir={folder}/lora", *LOW, *words, *PLAIN]), {"to": str(merged)})
+    base, name = paddle.to_tensor(there.read("model/blocks.2.qkv.weight")), "blocks.2.qkv.weight"
+    rounded = base.astype("bfloat16").astype("float32").numpy()
+    found["merged"] = bool((source(merged).read(name) == rounded).all() and (rounded != base.numpy()).any())
     return found
 
 
@@ -113,4 +125,4 @@ def test_weights_of_float32_are_rounded_to_the_16_bits_of_o2(
     (saved,) = run_ranks(trained_on_cpu, 1, str(tmp_path))
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
     (found,) = run_ranks(weights_of_float32, 1, str(tmp_path), saved)
-    assert found == {"given": True, "averages": True, "resumed": True}
+    assert found == {"given": True, "averages": True, "resumed": True, "merged": True}
