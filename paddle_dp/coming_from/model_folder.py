@@ -200,12 +200,17 @@ def layers_of(c: Configuration, model: PublishedModel, key: str, names: list[str
         unknown = next(name for name in names if name not in known)
         reason = f"{unknown} is no layer of {model.family} that is known here: adapter.match has its layers"
         c.lose_key(key, reason if known else f"{reason}, and all of the blocks are taken")
-    return [f"*.{_LINEARS[name]}" for name in known] or blocks_of(c, model)
+    patterns = [f"*.{_LINEARS[name]}" for name in known if name != "o_proj"]
+    if "o_proj" in known:  # the layer after the blocks is an `out`, too
+        patterns += blocks_of(c, model, "out")
+    return patterns or blocks_of(c, model)
 
 
-def blocks_of(c: Configuration, model: PublishedModel) -> list[str]:
-    """Patterns of all Linear layers in the blocks, without the output layer: LoRA of other tools adapts these."""
+def blocks_of(c: Configuration, model: PublishedModel, layers: str = "*") -> list[str]:
+    """Patterns of the Linear layers in the blocks, by default all, without the output layer: LoRA of other tools adapts
+    these."""
     depth = model.sizes.get("depth")
     if depth is None:
-        c.fill("adapter.match", "a pattern for each block, blocks.1.* to the last one: theirs adapts these")
-    return [f"blocks.{number}.*" for number in range(1, 1 + (depth or 1))]
+        pattern = f"a pattern for each block, blocks.1.{layers} to the last one"
+        c.fill("adapter.match", f"{pattern}: theirs adapts these")
+    return [f"blocks.{number}.{layers}" for number in range(1, 1 + (depth or 1))]

@@ -524,6 +524,7 @@ def test_a_fine_tuning_of_llama_factory(tmp_path: Path, more: dict[str, Any], ad
         ({}, ["*.q", "*.v"], set()),
         ({"lora_target_modules": "all-linear", "lora_dropout": 0.0}, ["blocks.1.*", "blocks.2.*"], set()),
         ({"lora_target_modules": ["k_proj", "lm_head"]}, ["*.k"], {"lora_target_modules"}),
+        ({"lora_target_modules": ["q_proj", "o_proj"]}, ["*.q", "blocks.1.out", "blocks.2.out"], set()),
         ({"lora_target_modules": ["c_attn"]}, ["blocks.1.*", "blocks.2.*"], {"lora_target_modules"}),
         ({"use_dora": True}, ["*.q", "*.v"], {"use_dora"}),
     ],
