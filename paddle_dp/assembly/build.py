@@ -52,13 +52,15 @@ def setup(recipe: Recipe) -> TrainerSpec:
 
 def dataset(recipe: Recipe, split: str) -> Any:
     """The recipe's data set, or its stream as one, prepared for the loader; None if nothing is held out."""
-
-    def build() -> Any:
-        return recipe.dataset.build(split)
-
+    build = partial(recipe.dataset.build, split)
     samples = recipe.loader.samples if split == "train" else None
     named = f"dataset {recipe.dataset.name}, {split}"
     return prepared(as_dataset(build(), samples, named, recreate=build), recipe.loader)
+
+
+def example_dataset(recipe: Recipe) -> Any:
+    """The recipe's held-out data set; the training's if nothing is held out."""
+    return dataset(recipe, "train") if (samples := dataset(recipe, "test")) is None else samples
 
 
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.assembly.build import dataset, learner_of, load_trained
+from paddle_dp.assembly.build import example_dataset, learner_of, load_trained
 from paddle_dp.batch import mapped
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.lora import merge_low_rank
@@ -31,8 +31,8 @@ TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the run's checkpoint as a program into the folder options["to"]: complete and verified, or nothing.
 
-    Raises ExportError if the model cannot be written, or if outputs on held-out samples differ from the model's;
-    UsageError if the folder holds other files.
+    Raises ExportError if the model cannot be written, or if outputs on held-out samples, or else on the training's,
+    differ from the model's; UsageError if the folder holds other files.
     """
     folder = Path(options.get("to") or recipe.folder / "export")
     check_target(folder)
@@ -43,7 +43,7 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
 
 def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     """Writes all files, verifies them, and returns a summary for the screen."""
-    data = dataset(recipe, "test")
+    data = example_dataset(recipe)
     model, checkpoint = _trained(recipe, options)
     inputs = program.batches(_samples(data, model), lambda batch: program.outputs(model, batch))
     expected = [program.outputs(model, batch) for batch in inputs]
@@ -84,7 +84,7 @@ def _trained(recipe: Recipe, options: dict[str, Any]) -> tuple[paddle.nn.Layer, 
 
 
 def _samples(data: Any, model: paddle.nn.Layer) -> program.Inputs:
-    """Reads the first held-out inputs: float64 arrays become float32, unless the model has float64 weights."""
+    """Reads the first inputs: float64 arrays become float32, unless the model has float64 weights."""
     with restoring_globals():
         inputs, _ = read_samples(data, np.arange(min(SAMPLES, len(data))), 0, 0)
     return mapped(lambda array: narrowed(array, model), inputs)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from paddle_dp.assembly.build import dataset
+from paddle_dp.assembly.build import example_dataset
 from paddle_dp.assembly.inputs import Inputs
 from paddle_dp.batch import call, mapped
 from paddle_dp.core.loss import Loss, as_loss, number
@@ -69,7 +69,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     out = None if options.get("out") is None else _writable(Path(options["out"]), files)
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     varies = recipe.loader.collate == "batch"
-    inputs = Inputs.read(recipe.folder) or Inputs.from_dataset(dataset(recipe, "test"), varies)
+    inputs = Inputs.read(recipe.folder) or Inputs.from_dataset(example_dataset(recipe), varies)
     model = _trained(recipe, options, mesh)
     loss = as_loss(loss_of_recipe(recipe, model))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))

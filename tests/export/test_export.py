@@ -12,6 +12,7 @@ import paddle
 import pytest
 
 from paddle_dp.assembly.build import build
+from paddle_dp.datasets import digits
 from paddle_dp.errors import ExportError, UsageError
 from paddle_dp.export import export as exporting
 from paddle_dp.export import onnx, program
@@ -19,6 +20,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import find
 from paddle_dp.recipe import read_recipe
+from paddle_dp.verbs.predict import predict
 
 GREY, TOKENS = ("float32", (1, 8, 8)), ("int64", (16,))
 SMALL = {"width": 16, "depth": 2, "heads": 4}
@@ -213,6 +215,19 @@ def test_a_checkpoint_becomes_a_folder_that_plain_paddle_loads(
         "assert p(paddle.zeros([3, 1, 8, 8])).shape == [3, 10]"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=100).returncode == 0
+
+
+def test_where_nothing_is_held_out_a_program_is_run_on_the_training_samples(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, data = recipe_of(run), recipe_of(run).dataset.build("train")
+    monkeypatch.setattr(digits.Config, "build", lambda _, split: None if split == "test" else data)
+    exporting.export(recipe, {"to": str(tmp_path / "out")})
+    assert "over 8 real samples" in capsys.readouterr().out
+    np.save(tmp_path / "zeros.npy", np.zeros([2, 1, 8, 8], "float32"))
+    assert not (run / "inputs.json").exists()
+    predict(recipe, {"files": [str(tmp_path / "zeros.npy")]})
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 class Forgetful(paddle.nn.Layer):
