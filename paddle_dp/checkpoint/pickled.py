@@ -31,7 +31,7 @@ _STORAGES = {
     "ByteStorage": "uint8", "BoolStorage": "bool",
 }  # fmt: skip
 # In Paddle's pickles uint16 stands for bfloat16.
-_NUMPY = {code: name for name, (_, code) in DTYPES.items() if name != "uint16"}
+_NUMPY = {np.dtype(code).str: name for name, (_, code) in DTYPES.items() if name != "uint16"}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,17 @@ def test_what_paddle_saves_is_read(tmp_path: Path, protocol: int) -> None:
     np.testing.assert_array_equal(file.read("half"), half.numpy())
 
 
+@pytest.mark.parametrize("size", [6, 60_000])
+def test_numbers_of_every_dtype_are_read(tmp_path: Path, size: int) -> None:
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    state = {name: paddle.arange(size).astype(name) for name in dtypes}
+    paddle.save(state, str(tmp_path / "w.pdparams"))
+    file = PickledFile(tmp_path / "w.pdparams")
+    for name, tensor in state.items():
+        assert file.dtype(name) == name
+        np.testing.assert_array_equal(file.read(name, (3,), (2,)), tensor.numpy()[3:5])
+
+
 def test_a_slice_is_read_from_the_file_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "w.pdparams").open("wb") as opened:
         pickle.dump({"w": LARGE, "columns": np.asfortranarray(LARGE)}, opened, 4)
