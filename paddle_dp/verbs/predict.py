@@ -73,7 +73,8 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     model = _trained(recipe, options, mesh)
     loss = as_loss(loss_of_recipe(recipe, model))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
-    answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
+    size = min(recipe.evaluation.batch or recipe.train.batch, 32)  # theirs may be shared by many ranks
+    answers = (a for batch in _batches(samples, size) for a in _answers(model, loss, batch))
     screen = _Table(loss, sys.stdout) if options.get("csv") else _Lines(loss, options.get("top") or 3)
     saved: list[Answer] = []
     for answer in answers:

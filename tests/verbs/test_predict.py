@@ -19,6 +19,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import Pad
+from paddle_dp.verbs import predict as predicting
 from paddle_dp.verbs.array_files import samples_of
 from paddle_dp.verbs.predict import Answer, Sample, _answers, _classes, _Lines, predict
 
@@ -74,6 +75,21 @@ def test_arrays_are_classified_as_the_trained_model_does(run, tmp_path, capsys):
         with np.load(out) as kept:
             np.testing.assert_allclose(kept["outputs"], scores, rtol=1e-5, atol=1e-5)
             assert kept["rows"].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(("words", "sizes"), [((), [32, 8]), (("evaluation.batch=15",), [15, 15, 10])])
+def test_a_forward_has_few_samples_though_a_training_has_many(run, tmp_path, monkeypatch, words, sizes):
+    """The batch of a training, 50 here, is shared by all of its ranks."""
+    recipe, counts = (
+        read_recipe(run[0].folder.parent / "r.yaml", (f'output_dir="{run[0].folder}"', *words)),
+        [],
+    )
+    original = predicting._answers
+    counted = lambda model, loss, batch: counts.append(len(batch)) or original(model, loss, batch)  # noqa: E731
+    monkeypatch.setattr(predicting, "_answers", counted)
+    np.save(tmp_path / "some.npy", np.zeros([40, 64], "float32"))
+    predict(recipe, {"files": [str(tmp_path / "some.npy")]})
+    assert counts == sizes
 
 
 def test_a_table_has_all_scores(run, tmp_path, capsys):
