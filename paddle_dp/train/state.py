@@ -342,5 +342,11 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
         return checkpoint.read(name, placement.offset(shape), shape)
 
     local_names = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
+    for name in [n for n in local_names if n.endswith(f"/{MASTER}")]:
+        weight = named[_parameter(name)]
+        if dtype_of(weight) in ("float32", "float64"):  # O2's masters are exact, its weights rounded
+            placement, shape = learner.placed.placements.placement_of(weight), weight.shape
+            fill(weight, checkpoint, name, placement.global_shape(shape), placement.offset(shape))
+            local_names.remove(name)
     with learner.weights.optimizer_states_on_device():
         load_optimizer(learner.optimizer, named.items(), read, local_names)

@@ -72,7 +72,7 @@ def test_what_paddle_would_leave_in_float32_is_refused(
 LOW = ("train.precision={dtype: bfloat16, level: O2}", "ema={decay: 0.9}", "strategy={use: single}")
 
 
-def trained_on_cpu(folder: str) -> str:
+def saved_by(folder: str) -> str:
     """In a rank: the checkpoint of two steps."""
     return str(trained(GPT, folder, *LOW, until="2 steps")["saved"])
 
@@ -117,12 +117,38 @@ def weights_of_float32(folder: str, saved: str) -> dict[str, bool]:
     return found
 
 
+def resumes_on_cpu(folder: str, saved: str) -> bool:
+    """In a rank: whether the weights are the masters of a run on the accelerator, and more steps follow."""
+    from paddle_dp.checkpoint import load
+
+    resumed = build_trainer(GPT, folder, *LOW, resume=True)
+    there = load(Path(saved))
+    masters = {name for name in there.names if name.endswith("/master_weight")}
+    exact = all(
+        bool((p.numpy() == there.read(f"optimizer/{name}/master_weight")).all())
+        for name, p in resumed.learner.placed.named_parameters()
+        if f"optimizer/{name}/master_weight" in masters
+    )
+    resumed.fit("4 steps")
+    return exact and bool(masters)
+
+
+def test_masters_of_o2_are_the_weights_of_a_run_on_a_cpu(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIM_NAME", "npu")
+    (saved,) = run_ranks(saved_by, 1, str(tmp_path))
+    monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
+    (found,) = run_ranks(resumes_on_cpu, 1, str(tmp_path), saved)
+    assert found
+
+
 def test_weights_of_float32_are_rounded_to_the_16_bits_of_o2(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIM_NAME", "npu")
     monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
-    (saved,) = run_ranks(trained_on_cpu, 1, str(tmp_path))
+    (saved,) = run_ranks(saved_by, 1, str(tmp_path))
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
     (found,) = run_ranks(weights_of_float32, 1, str(tmp_path), saved)
     assert found == {"given": True, "averages": True, "resumed": True, "merged": True}
