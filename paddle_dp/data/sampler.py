@@ -34,7 +34,7 @@ def cut(things: int, number: int, count: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
-    """See `Sampler.cuts`. An epoch has few batch sizes, so the cache makes this free."""
+    """See `Sampler.cuts`; starts are less than `size`. An epoch has few batch sizes, so the cache makes this free."""
     cuts: list[tuple[int, int]] = []
     for micro_batch in range(micro_batches if dp_rank >= 0 else 0):
         start, stop = cut(size, micro_batch, micro_batches)
@@ -254,14 +254,15 @@ class Sampler:
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
         """For each micro-batch of global batch `k`: the samples to read, and how many of them count.
 
-        If `local_batch` has none, the first sample of the global batch is read as a dummy, and the count is 0.
+        If `local_batch` has none, the sample at which the slice would begin is read as a dummy, and the count is 0: so
+        reading never goes back within an epoch.
         """
         batch = self.global_batch(epoch, k)
-        cuts = self.cuts(len(batch))
-        if self.with_previous:  # index -1 is the last of the batch
-            rows = [np.arange(start - 1, stop) if stop > start else np.arange(-1, 1) for start, stop in cuts]
-            return [(batch[each], stop - start) for each, (start, stop) in zip(rows, cuts, strict=True)]
-        return [(batch[start:stop], stop - start) if stop > start else (batch[:1], 0) for start, stop in cuts]
+        more = int(self.with_previous)  # index -1 is the last of the batch
+        return [
+            (batch[np.arange(start - more, max(stop, start + 1))], stop - start)
+            for start, stop in self.cuts(len(batch))
+        ]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
         """Start and stop of this data rank's slice of each micro-batch in a global batch of `size` samples."""

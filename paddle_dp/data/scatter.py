@@ -149,15 +149,15 @@ class Scatterer(BatchSource):
     def _slices(
         self, micro_batches: list[MicroArrays], dp_rank: int, position: tuple[int, int]
     ) -> list[MicroArrays]:
-        """A data rank's part of each micro-batch of a global batch (`position`: epoch, number); an empty part
-        becomes a dummy, the first sample of the batch."""
+        """A data rank's part of each micro-batch of a global batch (`position`: epoch, number), as its
+        `Sampler.reads`: an empty part becomes a dummy."""
         epoch, k = position
         size = self._global_sampler.size(k, epoch)
         slices: list[MicroArrays] = []
         cuts = zip(self._global_sampler.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
         for (first, _), (start, stop) in cuts:
-            inputs, targets, _ = micro_batches[len(slices)] if stop > start else micro_batches[0]
-            rows = slice(start - first, stop - first) if stop > start else slice(1)
+            inputs, targets, _ = micro_batches[len(slices)]
+            rows = slice(start - first, max(stop, start + 1) - first)
             slices.append((rows_of(inputs, rows), rows_of(targets, rows), stop - start))
         return slices
 

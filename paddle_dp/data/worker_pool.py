@@ -128,10 +128,9 @@ class GlobalBatches(Pooled):
 
         pairs = self._prefetched(epoch, shares, start) if self.workers else self._here(epoch, shares)
         for (k, sampler), (inputs, targets) in pairs:
-            # A rank without a sample computes with the batch's first one, so that it joins the collectives.
-            slices = [
-                (slice(first, stop) if stop > first else slice(0, 1), stop - first)
-                for first, stop in sampler.cuts(sampler.size(k, epoch))
+            slices = [  # a dummy is that of `Sampler.reads`
+                (slice(start, max(stop, start + 1)), stop - start)
+                for start, stop in sampler.cuts(sampler.size(k, epoch))
             ]
             yield [(rows_of(inputs, rows), rows_of(targets, rows), count) for rows, count in slices]
 

@@ -94,6 +94,16 @@ def test_a_reader_without_samples_reads_a_dummy():
     assert all(dummy.tolist() == everyone[0].global_batch(0, 1).tolist() for dummy in dummies)
 
 
+@pytest.mark.parametrize(("samples", "batch"), SHAPES)
+@pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
+def test_reading_never_goes_back(samples, batch, dp_size, micro_batches):
+    """A dummy is the sample at which the slice would begin: a stream is read on, and not from its beginning."""
+    for sampler in shares(samples, batch, dp_size, micro_batches, shuffle=False):
+        read = [indices for k in range(sampler.batches) for indices, _ in sampler.reads(0, k)]
+        assert all(len(indices) for indices in read)
+        assert (np.diff(np.concatenate(read)) >= 0).all()
+
+
 @pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
 def test_rows_is_the_most_that_any_batch_needs(dp_size, micro_batches):
     for sampler in shares(53, 10, dp_size, micro_batches):

@@ -11,7 +11,7 @@ from paddle_dp.batch import leaves
 from paddle_dp.data import Sampler
 from paddle_dp.data.sample import InProcess
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, Received, Scatterer, is_in_order, pack, unpack
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.stream import Stream, as_dataset
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.degrees import Degrees
@@ -179,6 +179,19 @@ def test_a_stream_is_iterated_once_for_all_ranks(post, monkeypatch):
         got += [int(n) for (_, targets, _) in next(source.read(0, 0)) for n in targets]
     assert got == list(range(7))
     assert len(seen) == 14  # two batches, each sample once
+
+
+def test_what_can_be_read_only_once_has_a_last_batch_of_fewer_samples_than_micro_batches(post, monkeypatch):
+    """12 samples in batches of 7: the last five in eight micro-batches, three of which are empty."""
+    stream = as_dataset(numbers(12), 12, "train", once=True)
+    stream.begin()
+    scattered, _ = sources(monkeypatch, stream, {"shuffle": False, "micro_batches": 8})
+    got = []
+    for rank, source in enumerate(scattered):
+        post.here = rank
+        for batch in source.read(0, 0):
+            got += [int(n) for _, targets, count in batch for n in targets[:count]]
+    assert sorted(got) == list(range(12))
 
 
 def test_arrays_of_any_kind_survive_the_way():
