@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ def pyarrow_parquet(file: Path) -> Any:
         raise InstallError(
             f"dataset.path: reading {file} needs the package pyarrow: pip install 'paddle_dp[parquet]'"
         ) from None
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raises DataError with the name of what cannot be read."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow has an error class for each kind of damage
+        raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def opened(file: Path) -> Any:
@@ -69,16 +81,12 @@ def records(
         if number + rows <= start or number >= stop:
             number += rows
             continue
-        try:
+        with reading(f"{file}: row group {group}"):
             for batch in table.iter_batches(_ROWS, row_groups=[group], columns=names, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
                     if start < number <= stop:
                         yield number, _without_nulls(record)
-        except DataError:
-            raise
-        except Exception as error:  # as above
-            raise DataError(f"{file}: row group {group} cannot be read: {error}") from error
 
 
 def _without_nulls(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,30 +17,33 @@ import numpy as np
 
 from paddle_dp.datasets import _windows
 from paddle_dp.datasets._arrays import Array, permutation
-from paddle_dp.datasets._parquet import opened, pyarrow_parquet, require_columns
+from paddle_dp.datasets._parquet import opened, pyarrow_parquet, reading, require_columns
 from paddle_dp.datasets._paths import MissingDataError, file_state
 from paddle_dp.errors import DataError
 from paddle_dp.text import and_more
 from paddle_dp.units import Bytes
 
-_VERSION = 1  # of the index
+_VERSION = 2  # of the index
 _MOST_OPEN = 64  # files that a process keeps open
 _ROW_DRAWS, _GROUP_DRAWS = 0x726F7773, 0x67727073  # rows, groups and the mixture's sources draw other numbers
 _GROUP = np.dtype([("file", "<u4"), ("group", "<u4"), ("rows", "<i8"), ("bytes", "<i8")])
 Group = TypeVar("Group")
+ArrayTypes = Sequence[tuple[str, str | None]]  # column and dtype of each array; None: float32 or int64
 
 
-def group_index(files: Sequence[Path], columns: dict[str, str], cache: str | None) -> Array:
-    """The row groups of the files in their order, without empty ones: `file`, `group`, `rows`, and the `bytes` that
-    the columns have when they are unpacked. `columns`: setting by column.
+def group_index(
+    files: Sequence[Path], columns: dict[str, str], cache: str | None, arrays: ArrayTypes | None = None
+) -> Array:
+    """The row groups of the files in their order, without empty ones: `file`, `group`, `rows`, and the `bytes` of the
+    arrays in memory; without `arrays`, of the columns when they are unpacked. `columns`: setting by column.
 
     It is kept in the folder `cache`, under a name of the files' paths, sizes and times of change. Raises DataError for
     a damaged file and MissingDataError for one without a column, or if there is no row.
     """
     pyarrow_parquet(files[0])
-    key = _windows._key("row groups", _VERSION, _states(files), [*columns])
+    key = _windows._key("row groups", _VERSION, _states(files), [*columns], arrays)
     folder = _windows._cache_folder(cache)
-    (index,) = _windows._cached(folder, key, lambda: (_index(files, columns),), arrays=1)
+    (index,) = _windows._cached(folder, key, lambda: (_index(files, columns, arrays),), arrays=1)
     return index
 
 
@@ -61,15 +64,11 @@ def _states(files: Sequence[Path]) -> list[tuple[Any, ...]]:
 
 
 def _column(file: Path, column: str) -> Any:
-    try:
+    with reading(f"{file}: column {column}"):
         return opened(file).read(columns=[column], use_threads=False).column(column)
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow has an error class for each kind of damage
-        raise DataError(f"{file}: column {column} cannot be read: {error}") from error
 
 
-def _index(files: Sequence[Path], columns: dict[str, str]) -> Array:
+def _index(files: Sequence[Path], columns: dict[str, str], arrays: ArrayTypes | None) -> Array:
     rows: list[tuple[int, int, int, int]] = []
     for number, file in enumerate(files):
         table = opened(file)
@@ -78,16 +77,22 @@ def _index(files: Sequence[Path], columns: dict[str, str]) -> Array:
         for group in range(table.metadata.num_row_groups):
             described = table.metadata.row_group(group)
             chunks = [described.column(n) for n in range(described.num_columns)]
-            sizes = [
-                chunk.total_uncompressed_size
-                for chunk in chunks
-                if chunk.path_in_schema.split(".")[0] in columns
-            ]
             if described.num_rows:
-                rows.append((number, group, described.num_rows, sum(sizes)))
+                size = sum(_bytes(chunk, columns, arrays) for chunk in chunks)
+                rows.append((number, group, described.num_rows, size))
     if not rows:
         raise MissingDataError(f"{files[0]}{and_more(files)} hold no row")
     return np.array(rows, _GROUP)
+
+
+def _bytes(chunk: Any, columns: Iterable[str], arrays: ArrayTypes | None) -> int:
+    """The bytes in memory of a column, or a part of it, in a row group. Numbers that repeat take less in the file."""
+    path = f"{chunk.path_in_schema}."
+    if arrays is None:
+        return int(chunk.total_uncompressed_size) if any(path.startswith(f"{c}.") for c in columns) else 0
+    default = "int64" if chunk.physical_type in ("BOOLEAN", "INT32", "INT64") else "float32"
+    dtypes = [dtype or default for column, dtype in arrays if path.startswith(f"{column}.")]
+    return sum(int(chunk.num_values) * np.dtype(dtype).itemsize for dtype in dtypes)
 
 
 class RowGroups(Generic[Group]):
@@ -115,8 +120,8 @@ class RowGroups(Generic[Group]):
         if largest["bytes"] > memory.count:
             raise MissingDataError(
                 f"dataset.memory: {self.files[largest['file']]} has a row group of {largest['rows']:,} rows and "
-                f"{largest['bytes'] / 2**20:,.3g} MB, and a process keeps {memory}: raise it, or write smaller groups, "
-                "pyarrow.parquet.write_table(table, file, row_group_size=1000)"
+                f"{largest['bytes'] / 2**20:,.3g} MB in memory, and a process keeps {memory}: raise it, or write "
+                "smaller groups, pyarrow.parquet.write_table(table, file, row_group_size=1000)"
             )
 
     def __len__(self) -> int:
@@ -167,15 +172,14 @@ class RowGroups(Generic[Group]):
             return self._groups[group][0]
         row = self._index[group]
         name = f"{self.files[row['file']]}, row group {row['group']}"
-        try:
+        with reading(name):
             table = self._file(int(row["file"])).read_row_group(
                 int(row["group"]), columns=self._columns, use_threads=False
             )
-        except DataError:
-            raise
-        except Exception as error:  # pyarrow has an error class for each kind of damage
-            raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
-        converted, size = self._convert(table, name), table.nbytes
+        converted = self._convert(table, name)
+        size = max(
+            int(row["bytes"]), getattr(converted, "nbytes", 0)
+        )  # images that repeat take less in the file
         while self._groups and self._used + size > self._memory.count:
             self._used -= self._groups.popitem(last=False)[1][1]
         self._groups[group], self._used = (converted, size), self._used + size

@@ -47,8 +47,8 @@ class Config:
     """Of the inputs. `int64` is for tokens."""
 
     memory: Bytes = Bytes.parse("256 MB")
-    """Row groups that each process keeps. Training reads an epoch in windows of half of it: its row groups in a random
-    order, and the rows of a window in a random order."""
+    """Row groups that each process keeps, as arrays. Training reads an epoch in windows of half of it: its row groups
+    in a random order, and the rows of a window in a random order."""
 
     cache: str | None = None
     """Folder for the index, which is made once; ~/.cache/paddle_dp by default."""
@@ -63,7 +63,8 @@ class Config:
         pattern, setting = (self.train, "train") if checked_split(split) == "train" else (self.test, "test")
         files = files_of(root, pattern, setting, "data-*.parquet")
         settings = {**dict.fromkeys(self.inputs, "inputs"), self.target: "target"}
-        index = group_index(files, settings, self.cache)
+        arrays = [*((column, self.dtype) for column in self.inputs), (self.target, None)]
+        index = group_index(files, settings, self.cache, arrays)
         return ParquetArrays(RowGroups(files, index, [*settings], self.memory, self._samples))
 
     def _samples(self, table: Any, name: str) -> tuple[Samples, Samples]:

@@ -292,6 +292,44 @@ def test_an_epoch_reads_each_row_once_and_each_group_about_once_within_the_memor
     assert min(spread) > 20  # the first rows are of groups from all over the file
 
 
+def test_memory_is_that_of_the_arrays_which_are_kept(tmp_path: Path) -> None:
+    """Pixels of a byte take four as float32, and numbers that repeat take less in the file."""
+    pixels = [[number % 7] * 12 for number in range(3000)]
+    columns = {"pixels": pa.array(pixels, pa.list_(pa.uint8())), "half": np.zeros(3000, "float16")}
+    write(tmp_path / "train-0.parquet", columns, 50)
+    settings: dict[str, Any] = {"path": str(tmp_path), "cache": str(tmp_path / "c"), "target": "half"}
+    a_group = 50 * (12 + 1) * 4
+    config = parquet_arrays.Config(**settings, inputs=("pixels",), memory=Bytes(8 * a_group))
+    data, read = config.build("train"), list[int]()
+    rows, original = data._rows, type(data._rows)._file
+    rows._file = lambda number: read.append(number) or original(rows, number)
+    for index in data.epoch_order(0, 0):
+        assert data[index][0].tolist() == pixels[index]
+        kept = sum(array.nbytes for group, _ in rows._groups.values() for array in group)
+        assert kept == rows._used <= 8 * a_group
+    assert len(read) == 60  # each group once
+    with pytest.raises(DataError, match=r"a row group of 50 rows and 0\.00248 MB in memory"):
+        replace(config, memory=Bytes(a_group - 1)).build("train")
+
+
+def test_images_that_repeat_are_kept_within_the_memory(tmp_path: Path) -> None:
+    """The file has each once, and 15 KB of each row group are kept."""
+    write(tmp_path / "train-0.parquet", {"image": [bytes(3000)] * 50, "label": [0] * 50})
+    rows = images(tmp_path, memory=Bytes(40_000)).build("train")._rows
+    assert rows._index["bytes"].max() < 10_000
+    for number in range(50):
+        rows.row(number)
+        assert sum(group.nbytes for group, _ in rows._groups.values()) == rows._used <= 40_000
+
+
+def test_a_column_that_is_input_and_target_is_kept_twice(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", {"a.b": np.arange(5), "a": np.arange(5)})
+    config = parquet_arrays.Config(
+        path=str(tmp_path), inputs=("a.b",), target="a.b", cache=str(tmp_path / "c")
+    )
+    assert config.build("train")._rows._index["bytes"].tolist() == [5 * (4 + 8)]
+
+
 def test_a_row_group_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"a row group of 3,000 rows .* a process keeps 1 KB: raise it, or write"
