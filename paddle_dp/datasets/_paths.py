@@ -41,7 +41,8 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
     for none, and for one of a range that does not exist; `example`: a pattern of such files."""
     ranges = re.findall(r"\{(\d+)\.\.(\d+)\}", pattern)
     if not ranges:
-        files = sorted(root.glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
+        anchor = Path(pattern).anchor  # "/" of an absolute one, else ""
+        files = sorted((root / anchor).glob(pattern.removeprefix(anchor)))
     else:
         numbers = [[str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)] for low, high in ranges]
         pieces = re.split(r"\{\d+\.\.\d+\}", pattern)
@@ -49,12 +50,13 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
             root / "".join(itertools.chain(*zip(pieces, [*chosen, ""], strict=True)))
             for chosen in itertools.product(*numbers)
         ]
-    absent = next((file for file in files if not file.is_file()), None)
-    if not files or absent is not None:
-        there = sorted(entry.name for entry in root.iterdir())[:8] if root.is_dir() else []
-        has = f"{root} has {', '.join(there) or 'nothing'}"
+    files = files or [root / pattern]
+    if (absent := next((file for file in files if not file.is_file()), None)) is not None:
+        folder = absent.parent if absent.parent.is_dir() else root
+        there = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
+        has = f"{folder} has {', '.join(there) or 'nothing'}"
         raise MissingDataError(
-            f"dataset.{setting}: {absent or root / pattern} does not exist; {has}. Give the pattern of the files, "
+            f"dataset.{setting}: {absent} does not exist; {has}. Give the pattern of the files, "
             f"such as dataset.{setting}='{example}'"
         )
     return files

@@ -156,6 +156,19 @@ def test_a_byte_of_a_shard_changes_the_fingerprint_and_so_does_its_size(root: Pa
     assert {key.split()[0] for key in plain if plain[key] != longer[key]} == {"flat"}
 
 
+def test_an_absolute_pattern_is_one_too(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for pattern in (f"{root}/train-*.tar", f"{root}/train-{{000..001}}.tar"):
+        assert len(config(elsewhere, train=pattern).build("train")) == COUNT
+    odd = (root / "train-001.tar").rename(root / "train-[1].tar")  # a name that does not match itself
+    assert len(config(elsewhere, train=str(odd)).build("train")) == COUNT - 7
+    with pytest.raises(
+        DataError, match=r"/none-\*\.tar does not exist; /.* has 0000\.png, .*Give the pattern"
+    ):
+        config(elsewhere, train=f"{root}/none-*.tar").build("train")
+
+
 def test_ranges_keep_their_order_and_each_file_must_exist(root: Path) -> None:
     data = config(root, train="train-{000..001}.tar").build("train")
     assert len(data) == COUNT
