@@ -7,7 +7,7 @@ all ranks, equal on each, so all of them decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from paddle.optimizer.lr import LRScheduler
@@ -47,10 +47,6 @@ class Plateau(LRScheduler):
 
     def state_keys(self) -> None:
         self.keys = ["last_epoch", "last_lr", "share", "best", "bad_evaluations", "cooldown_left"]
-
-    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the result of `state_dict`, or the count of updates of another schedule."""
-        super().set_state_dict({**self.state_dict(), **state_dict})
 
     def observe(self, value: float) -> bool:
         """Takes the watched number of an evaluation. Returns whether the rate falls."""

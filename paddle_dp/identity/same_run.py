@@ -285,7 +285,8 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     the next one, or None.
     """
     step = int(saved["progress"]["step"])
-    before = [point for point in saved["identity"]["rates"] if point[0] < step]
+    rates = (saved.get("identity") or {"rates": []})["rates"]
+    before = [point for point in rates if point[0] < step]
     if (state := saved.get("schedule")) and state.get("last_epoch") == step:
         before.append([step, state["last_lr"]])
     after = rates_of(schedule, [int(point[0]) for point in before])
@@ -295,6 +296,19 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
         if abs(was - now) > max(1e-9 * max(abs(was), abs(now)), 1e-12 * most):
             return True, (at, was, now)
     return bool(after), None
+
+
+def load_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
+    """Continues a schedule from a checkpoint's state: one that is a function of the step, and another one than the
+    checkpoint's, with its own rate; any other with the checkpoint's, as it may follow from earlier ones."""
+    state, current = saved["schedule"] or {}, schedule.state_dict()
+    replaced = state.keys() != current.keys() or _other_rate(saved, schedule)[1] is not None
+    if replaced and _is_function_of_step(schedule):
+        schedule.step(state.get("last_epoch", saved["progress"]["step"]))
+    elif state:
+        schedule.set_state_dict({**current, **state})
+        if isinstance(schedule, Plateau):  # its peak may be another
+            schedule.step(schedule.last_epoch)
 
 
 def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None) -> list[RunChange]:

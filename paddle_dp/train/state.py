@@ -19,6 +19,7 @@ from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
+from paddle_dp.identity.same_run import load_schedule
 from paddle_dp.learner import Learner
 from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh import Mesh
@@ -229,8 +230,8 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         print(left_out, file=sys.stderr, flush=True)
     learner.rate.steps = progress.step
     state = checkpoint.state
-    if learner.rate.schedule is not None and state["schedule"] is not None:
-        learner.rate.schedule.set_state_dict(state["schedule"])
+    if learner.rate.schedule is not None:
+        load_schedule(learner.rate.schedule, state)
         learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])

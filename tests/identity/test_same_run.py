@@ -175,6 +175,40 @@ def test_what_makes_it_another_run_is_refused_by_key_and_accepted_by_key(
     assert (taken["step"], taken["key"]) == (FEW, key[1]) and taken["was"] != taken["is"]
 
 
+def rate_of(trainer: Trainer) -> float:
+    """Of the next update, which the optimizer has, too."""
+    rate = float(trainer.learner.rate.schedule())
+    assert trainer.learner.optimizer.get_lr() == rate
+    return rate
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "schedule.learning_rate=1e-3",
+        "train.length=30steps",
+        "schedule={use: polynomial, learning_rate: 2.0e-3, warmup: 2 steps}",
+        "schedule={use: plateau, learning_rate: 1.0e-3}",
+    ],
+)
+def test_an_accepted_schedule_has_its_own_rate_from_the_first_update_on(run: Path, words: str) -> None:
+    of_checkpoint = rate_of(again(run))
+    trainer = again(run, words, accept=["schedule", "train.length"])
+    schedule, first = trainer.learner.rate.schedule, rate_of(trainer)
+    assert schedule.last_epoch == FEW and first != of_checkpoint
+    schedule.step(FEW)
+    assert schedule() == first
+
+
+def test_a_plateau_with_another_peak_keeps_its_share(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("use: cosine", "use: plateau"))
+    trainer = again(tmp_path, resume=None)
+    trainer.learner.rate.schedule.share = 0.1
+    trainer.fit(f"{FEW} steps")
+    trainer = again(tmp_path, "schedule.learning_rate=1e-3", accept=["schedule"])
+    assert rate_of(trainer) == 1e-3 * 0.1
+
+
 def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
     for words, said in (
         ("train.batch=25", "train.batch was 50 and is 25"),
@@ -329,6 +363,43 @@ def test_the_far_end_of_a_schedule_of_paddles_may_change_and_its_past_may_not(tm
     script(tmp_path / "b", **made([])).fit("4 steps")
     with pytest.raises(UsageError, match=r"learning_rate\.T_max was 9 and is 90 \(update "):
         script(tmp_path / "b", resume=True, **made([], cosine=90))
+
+
+def test_a_schedule_of_another_kind_goes_on_at_the_same_update(tmp_path: Path) -> None:
+    """Its state has other keys, or there was none."""
+    lr = paddle.optimizer.lr
+
+    class Own(lr.LRScheduler):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            self.seen = 3
+            super().__init__(0.1)
+
+        def state_keys(self) -> None:
+            self.keys = ["last_epoch", "last_lr", "seen"]
+
+        def get_lr(self) -> float:
+            return 0.1 / self.seen
+
+    def warm() -> Any:
+        return lr.LinearWarmup(lr.CosineAnnealingDecay(0.1, 20), 2, 0.0, 0.1)
+
+    due = warm()
+    due.step(4)
+    for name, schedule in (("constant", {"use": "constant", "learning_rate": 0.1}), ("own", Own())):
+        script(tmp_path / name, schedule=schedule).fit("4 steps")
+        trainer = script(tmp_path / name, schedule=warm(), resume=True, accept=["schedule"])
+        assert rate_of(trainer) == due()
+
+    def finished(rate: Any) -> dict[str, Any]:
+        model = dropping()
+        optimizer = paddle.optimizer.AdamW(rate, parameters=model.parameters())
+        return {"model": model, "schedule": None, "optimizer": optimizer}
+
+    script(tmp_path / "none", **finished(0.1)).fit("4 steps")
+    trainer = script(tmp_path / "none", **finished(warm()), resume=True, accept=["schedule", "optimizer"])
+    assert rate_of(trainer) == due()
+    trainer = script(tmp_path / "constant", schedule=Own(), resume=True, accept=["schedule"])
+    assert trainer.learner.rate.schedule.state_dict() == {"last_epoch": 4, "last_lr": 0.1, "seen": 3}
 
 
 def test_another_script_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
