@@ -180,15 +180,13 @@ class RankSupply:
         return self._limit
 
     def _note_lost(self, history: Sequence[AttemptResult]) -> None:
-        """Counts a rank, and its device, as lost if it was the first to fail in each of the last attempts."""
+        """Counts a rank, and its device, as lost if it alone was the first to fail in each of the last attempts."""
         new = history[self._from :][-ROW:]
-        causes = [result.cause for result in new]
-        ranks = {cause.rank for cause in causes if cause is not None}
-        if len(new) < ROW or None in causes or len(ranks) > 1 or any(result.progressed for result in new[1:]):
+        rank, *others = {result.culprit for result in new} or {None}
+        if len(new) < ROW or others or any(result.progressed for result in new[1:]):
             return
-        rank = ranks.pop()
         now = self.offered()
-        if not 0 <= rank < now.ranks:
+        if rank is None or not 0 <= rank < now.ranks:
             return
         self._from = len(history)
         position = rank - now.servers_here

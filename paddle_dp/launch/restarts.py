@@ -71,12 +71,24 @@ class AttemptResult:
         return self.cause is not None and self.cause.outside
 
     @property
+    def culprit(self) -> int | None:
+        """The rank that failed; None if another one raised the same error, which any of them may do first, or Paddle's
+        launcher ended."""
+        cause = self.cause
+        if cause is None or cause.kind == "launcher" or _error_of(cause) in map(_error_of, self.consequences):
+            return None
+        return cause.rank
+
+    @property
     def signature(self) -> tuple[object, ...]:
-        """A key that is equal for equal failures at one step: numbers in the message, such as pids, do not count."""
-        if self.cause is None:
-            return self.status, self.step
-        text = "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
-        return self.step, self.cause.rank, self.cause.kind, self.status, text
+        """A key that is equal for equal failures at one step."""
+        return self.step, self.status, self.culprit, self.cause and _error_of(self.cause)
+
+
+def _error_of(failure: Failure) -> tuple[str, str]:
+    """Returns kind and message: numbers in it, such as pids and devices, do not count, nor who stood still."""
+    message = "" if failure.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", failure.message)
+    return failure.kind, message
 
 
 @dataclass(frozen=True, kw_only=True)

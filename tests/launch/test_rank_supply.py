@@ -156,6 +156,14 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
     assert some.next([fails(2), *[fails(1)] * 4]).ranks == 2
 
 
+def test_no_rank_is_left_out_for_an_error_of_all_ranks_or_the_end_of_the_launcher(tmp_path):
+    some, alike = supply(tmp_path), Failure(rank=2, kind="SIGKILL", message="ended by SIGKILL")
+    everywhere = replace(fails(1), consequences=[alike])
+    cause = Failure(rank=0, kind="launcher", message="Paddle's launcher ended")
+    assert some.next([everywhere, everywhere]).ranks == 4
+    assert some.next([replace(fails(0), cause=cause)] * 2).ranks == 4 and not some.lost
+
+
 def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
     assert supply(tmp_path).next([fails(1, saved=20), fails(1, saved=40)]).ranks == 4
 

@@ -115,6 +115,27 @@ def test_numbers_in_a_message_do_not_make_another_failure() -> None:
     assert waits(stands, 9)[-1] is None
 
 
+def on_each(first: int, message: str = "labels are 1 to 10, of device {}") -> AttemptResult:
+    """An error that all of three ranks raised, of which one rank's was the earliest."""
+    others = [
+        Failure(rank=rank, kind="ValueError", message=message.format(rank))
+        for rank in range(3)
+        if rank != first
+    ]
+    return failed(45, rank=first, message=message.format(first), consequences=others)
+
+
+def test_an_error_of_all_ranks_is_the_same_failure_whichever_rank_was_first() -> None:
+    assert waits([on_each(0), on_each(2), on_each(1)], 100) == [1, 2, None]
+    assert [on_each(0).culprit, failed(45, rank=0).culprit, failed(kind="launcher").culprit] == [
+        None,
+        0,
+        None,
+    ]
+    followed = failed(rank=2, consequences=[Failure(rank=0, kind="LostPeerError", message="rank 2 has left")])
+    assert followed.culprit == 2
+
+
 FINAL = [
     AttemptResult(attempt=Path("a"), status=0),
     AttemptResult(attempt=Path("a"), status=130, signal="SIGINT"),
