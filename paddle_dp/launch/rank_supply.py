@@ -92,7 +92,7 @@ class RankSupply:
         """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
         if not self.varies:
             return self.plan
-        self._note_lost(history)
+        self.note_lost(history)
         plan = self.offered()
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
         return with_ranks(plan, ranks)
@@ -179,20 +179,23 @@ class RankSupply:
             console.write(f"{file} has {wrong}: still at most {most}.")
         return self._limit
 
-    def _note_lost(self, history: Sequence[AttemptResult]) -> None:
-        """Counts a rank, and its device, as lost if it alone was the first to fail in each of the last attempts."""
+    def note_lost(self, history: Sequence[AttemptResult], numbers: range | None = None) -> bool:
+        """Counts a rank, and its device, as lost if it alone was the first to fail in each of the last attempts;
+        returns True then. `numbers`: this node's ranks in them."""
         new = history[self._from :][-ROW:]
         rank, *others = {result.culprit for result in new} or {None}
         if len(new) < ROW or others or any(result.progressed for result in new[1:]):
-            return
+            return False
         now = self.offered()
-        if rank is None or not 0 <= rank < now.ranks:
-            return
+        numbers = range(now.ranks) if numbers is None else numbers
+        if rank is None or rank not in numbers:
+            return False
         self._from = len(history)
-        position = rank - now.servers_here
+        position = rank - numbers.start - now.servers_here
         if now.devices and position < 0:
-            return  # a server has no device
+            return False  # a server has no device
         self.lost.append(now.devices[position] if now.devices else str(rank))
+        return True
 
     def shortage(self, plan: LaunchPlan) -> str:
         """Returns why an attempt has fewer ranks than requested, "3 of at most 4 ranks: …"; "" if it has all."""

@@ -75,7 +75,11 @@ class AttemptResult:
         """The rank that failed; None if another one raised the same error, which any of them may do first, or Paddle's
         launcher ended."""
         cause = self.cause
-        if cause is None or cause.kind == "launcher" or _error_of(cause) in map(_error_of, self.consequences):
+        if (
+            cause is None
+            or cause.kind == "launcher"
+            or any(alike(cause, other) for other in self.consequences)
+        ):
             return None
         return cause.rank
 
@@ -89,6 +93,12 @@ def _error_of(failure: Failure) -> tuple[str, str]:
     """Returns kind and message: numbers in it, such as pids and devices, do not count, nor who stood still."""
     message = "" if failure.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", failure.message)
     return failure.kind, message
+
+
+def alike(failure: Failure, other: Failure) -> bool:
+    """True if both are the same error. The other's message may lack its beginning, as of another node."""
+    (kind, message), (other_kind, end) = _error_of(failure), _error_of(other)
+    return kind == other_kind and message.endswith(end)
 
 
 @dataclass(frozen=True, kw_only=True)

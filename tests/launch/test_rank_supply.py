@@ -156,6 +156,13 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
     assert some.next([fails(2), *[fails(1)] * 4]).ranks == 2
 
 
+def test_a_node_counts_its_own_ranks_alone(tmp_path):
+    first, second = supply(tmp_path), supply(tmp_path)
+    failures = [fails(4), fails(4)]  # of 3 ranks on each of two nodes
+    assert not first.note_lost(failures, range(3)) and second.note_lost(failures, range(3, 6))
+    assert (first.lost, second.lost) == ([], ["4"])
+
+
 def test_no_rank_is_left_out_for_an_error_of_all_ranks_or_the_end_of_the_launcher(tmp_path):
     some, alike = supply(tmp_path), Failure(rank=2, kind="SIGKILL", message="ended by SIGKILL")
     everywhere = replace(fails(1), consequences=[alike])

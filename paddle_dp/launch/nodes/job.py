@@ -23,7 +23,7 @@ from paddle_dp.launch.nodes.rendezvous import LOST_STATUS, NOBODY, NodeLimits, R
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
 from paddle_dp.launch.rank_supply import LOOK, RankSupply, with_ranks
-from paddle_dp.launch.restarts import AttemptResult, Restart, decide
+from paddle_dp.launch.restarts import AttemptResult, Restart, alike, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, code_of, users_secret
@@ -45,6 +45,7 @@ def end_of(result: AttemptResult, node: int, must_end: bool) -> Message:
         "failure": _clipped(cause, MAX_CHARS), "log": None if result.log is None else str(result.log),
         "step": result.step, "began": result.began,
         "consequences": [_clipped(failure, SHORT) for failure in result.consequences[:FOLLOWED]],
+        "short": _clipped(cause, SHORT),
     }  # fmt: skip
     age = max(0.0, time.time() - cause.time)
     how = "stopped" if result.stopped else "failed"
@@ -69,7 +70,7 @@ def result_of(
 ) -> AttemptResult:
     """Returns the result of an attempt from the `message` with its first cause, which may be another node's.
 
-    Adds the consequences on this `node`, from its `result`.
+    Adds the same failure of other nodes, and the consequences on this `node`, from its `result`.
     """
     job_result = AttemptResult(attempt=attempt or Path(), status=LOST_STATUS)
     lost = Failure(rank=-1, kind=LOST_NODE, message="", exit_status=LOST_STATUS, expected=True)
@@ -82,6 +83,8 @@ def result_of(
         followed = [Failure(**other) for other in details["consequences"]]
         if message["node"] != node and result is not None and result.cause is not None:
             followed += [result.cause, *result.consequences]
+        here, others = {other.rank for other in followed}, [Failure(**o) for o in message.get("others", ())]
+        followed += [other for other in others if alike(failure, other) and other.rank not in here]
         log = None if details["log"] is None else Path(details["log"])
         return replace(reached, status=failure.exit_status, cause=failure, consequences=followed, log=log)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -313,14 +316,16 @@ class _Node:
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
-        supply = self.node_job.supply
-        if supply.varies and now - self.looked > LOOK:
+        if self.node_job.supply.varies and now - self.looked > LOOK:
             self.looked = now
-            ranks = supply.offered().ranks
-            if ranks != self.member.hello["ranks"]:
-                self.member.hello["ranks"] = ranks  # for another connection, too
-                self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
+            self._offer()
         return self.member.must_stop()
+
+    def _offer(self) -> None:
+        ranks = self.node_job.supply.offered().ranks
+        if ranks != self.member.hello["ranks"]:
+            self.member.hello["ranks"] = ranks  # for another connection, too
+            self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
 
     def _plan(self, plan: LaunchPlan, numbers: Sequence[int], ranks: int) -> LaunchPlan:
         devices = self.node_job.supply.offered().devices
@@ -337,7 +342,9 @@ class _Node:
         self.history.append(result)
         then = decide(self.history, self.job.restarts)
         if isinstance(then, Restart):
-            verdict: Message = {"wait": then.wait, "number": then.number, "where": self.point.label}
+            verdict: Message = {
+                "wait": then.wait, "number": then.number, "where": self.point.label, "saved": result.saved,
+            }  # fmt: skip
         else:
             verdict = {"why": then.why}
         judgement = {"wait": verdict.get("wait"), "status": result.status, "told": verdict}
@@ -353,10 +360,16 @@ class _Node:
         return result_of(message, self.logs, self.number, self.result)
 
     def _restart(self, message: Message) -> None:
-        verdict = message["told"]
-        if self.plan is not None:
-            then = Restart(wait=verdict["wait"], number=verdict["number"])
-            console.show_restart(self._job_result(message), self.plan, then, verdict["where"])
+        if self.plan is None:
+            return
+        verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply
+        then = Restart(wait=verdict["wait"], number=verdict["number"])
+        console.show_restart(result, self.plan, then, verdict["where"])
+        if self.server is None:  # node 0 has noted it
+            self.history.append(replace(result, saved=verdict.get("saved")))
+        if supply.varies and supply.note_lost(self.history, self.plan.numbers):
+            console.write(supply.shortage(supply.offered()))
+            self._offer()  # there is time: a second failure in a row is followed by a wait
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])

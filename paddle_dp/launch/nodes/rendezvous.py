@@ -28,6 +28,7 @@ NOTICE = 2.0  # seconds before the nodes print for which others they wait
 NOBODY = 124  # the exit status of a job whose nodes do not meet, like a job that stands still
 LOST_STATUS = 1  # the exit status of a job that has lost a node for good
 MAX_RANKS = 1 << 16  # ranks of a node
+MAX_FAILURES = 8  # failures of other nodes that are sent beside the first cause
 MAX_TEXT_CHARS = 8000  # characters of a node's line on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
 
@@ -283,7 +284,10 @@ class Rendezvous:
         """Asks node 0, which has the checkpoints, for another attempt, after all nodes have ended."""
         cause = min(self._causes, key=lambda cause: (cause.consequence, cause.time))  # as failures.first
         far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
-        self._cause = {"node": cause.node, "words": cause.details, **far}
+        others = [c.details["short"] for c in self._causes if c is not cause and "short" in c.details][
+            :MAX_FAILURES
+        ]
+        self._cause = {"node": cause.node, "words": cause.details, "others": others, **far}
         self._enter("judging")
         self._send(0, say="judge", attempt=self.attempt, memory=self._memories(), **self._cause)
 

@@ -93,11 +93,13 @@ class Play:
         result = self.acts[number].pop(0)(self, plan, outside)
         return replace(result or AttemptResult(attempt=attempt, status=0), began=point.step)
 
-    def start(self, number: int, *acts: Act, restarts: int = 0, ranks: int = 1) -> None:
+    def start(
+        self, number: int, *acts: Act, restarts: int = 0, ranks: int = 1, least_ranks: int | None = None
+    ) -> None:
         self.acts[number] = list(acts)
         job = Job(
             recipe=Path("r.yaml"), nodes=self.limits.most, master=f"127.0.0.1:{self.port}", node_rank=number,
-            restarts=restarts, quiet=True,
+            restarts=restarts, quiet=True, least_ranks=least_ranks,
         )  # fmt: skip
         plan = LaunchPlan(job=job, machine=Machine(cores=1), ranks=ranks, nodes=self.limits.most)
 
@@ -178,6 +180,27 @@ def test_the_budget_of_restarts_is_the_whole_jobs(play, capsys):
     job.start(1, raises, waits, restarts=1)
     assert job.end() == {0: 1, 1: 1}
     assert capsys.readouterr().err.count("not started again: the restart was spent") == 2
+
+
+def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys):
+    job = play()
+    job.start(0, waits, waits, works, restarts=3, ranks=2, least_ranks=1)
+    job.start(1, raises, raises, works, restarts=3, ranks=2, least_ranks=1)
+    assert job.end() == {0: 0, 1: 0}
+    assert [ranks for *_, ranks, _ in job.seen] == [2, 2, 2, 2, 1, 1]
+    why = "1 of at most 2 ranks: rank 2 was the first to fail 2 times in a row"
+    assert capsys.readouterr().err.count(why) == 1  # on its node
+
+
+def test_no_node_leaves_out_a_rank_for_an_error_that_all_raise(play, capsys):
+    job = play()
+    for number in (0, 1):
+        job.start(number, raises, raises, raises, works, restarts=9, ranks=1, least_ranks=1)
+    assert job.end() == {0: 1, 1: 1}
+    assert [ranks for *_, ranks, _ in job.seen] == [1] * 6
+    said = capsys.readouterr().err
+    assert said.count("failed: all 2 ranks: ValueError: the culprit's own words") == 4
+    assert said.count("the same failure three times after step 7") == 2
 
 
 def test_all_stop_when_one_is_asked_to(play):
