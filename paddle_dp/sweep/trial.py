@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from paddle_dp.errors import StoppedError
 from paddle_dp.launch.processes import child_options, kill_tree
 from paddle_dp.report.run_record import METRICS, number
 
@@ -154,18 +155,18 @@ def _inode_of(path: Path) -> int:
 
 
 def resume_point(run: Path) -> str | None:
-    """The step of the checkpoint that a killed training goes on from, for --resume; None without one.
+    """The step of the checkpoint that a stopped or killed training goes on from, for --resume; None without one.
 
     A training that evaluates saves its best checkpoint before it writes the evaluation's line. After a kill between the
-    two that line would be missing for good, so a checkpoint counts only if metrics.jsonl has what followed it.
+    two that line would be missing for good: a checkpoint counts if metrics.jsonl has what followed, or an orderly stop.
     """
     names = [path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")]
-    last, evaluated = -1, set()
+    last, complete = -1, set()
     for line in _lines(run / METRICS):
         last = max(last, line["step"])
-        if line["event"] == "evaluated":
-            evaluated.add(line["step"])
-    steps = [step for name in names if name.isdecimal() and (last > (step := int(name)) or step in evaluated)]
+        if line["event"] == "evaluated" or line.get("kind") == StoppedError.__name__:
+            complete.add(line["step"])
+    steps = [step for name in names if name.isdecimal() and (last > (step := int(name)) or step in complete)]
     return str(max(steps)) if steps else None
 
 

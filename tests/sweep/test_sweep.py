@@ -388,6 +388,8 @@ def test_evaluations_are_read_as_they_are_written_and_not_those_that_will_be_rep
         ([23, 46], [("evaluated", 23), ("saved", 46), ("evaluated", 46)], "46"),
         ([23], [("step", 20), ("saved", 23)], None),
         ([23], [("step", 30)], "23"),
+        ([23, 30], [("evaluated", 23), ("step", 30), ("saved", 30), ("failed StoppedError", 30)], "30"),
+        ([30], [("step", 30), ("saved", 30), ("failed ValueError", 30)], None),
     ],
 )
 def test_a_checkpoint_whose_evaluation_was_not_written_is_none_to_go_on_from(
@@ -395,7 +397,10 @@ def test_a_checkpoint_whose_evaluation_was_not_written_is_none_to_go_on_from(
 ) -> None:
     for step in steps:
         (tmp_path / f"checkpoints/step-{step:08d}").mkdir(parents=True)
-    lines = [json.dumps({"event": event, "step": step}) for event, step in events]
+    lines = [
+        json.dumps({"event": event, "step": step, "kind": "".join(kind)})
+        for (event, *kind), step in ((words.split(), step) for words, step in events)
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "eva']))
     assert resume_point(tmp_path) == point
 
