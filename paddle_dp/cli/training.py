@@ -321,7 +321,7 @@ def cluster(
     import sys
 
     from paddle_dp.cluster.kubernetes import jobset, kubernetes, volcano
-    from paddle_dp.cluster.request import ClusterRequest, checked, name_of
+    from paddle_dp.cluster.request import RESTARTS, ClusterRequest, checked, name_of
     from paddle_dp.cluster.slurm import slurm
 
     if engine == "ray":
@@ -335,7 +335,7 @@ def cluster(
         recipe=recipe, settings=tuple(overrides or ()), nodes=nodes, ranks=ranks, gpus=gpus, cpus=cpus, memory=memory,
         time=time, folder=str(output_dir or ""), name=name or "job", image=image, claim=claim, restarts=restarts,
     )  # fmt: skip
-    read = checked(request)
+    read = checked(request, 0 if engine == "slurm" else RESTARTS)
     request = replace(request, folder=request.folder or read.output_dir or "")
     words = " ".join(shlex.quote(word).replace("\n", " ") for word in sys.argv[1:])
     text = engines[engine](replace(request, name=name or name_of(read)), f"Written by paddle-dp {words}")

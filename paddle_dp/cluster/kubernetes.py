@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
-from paddle_dp.cluster.request import ClusterRequest, path_in_image
+from paddle_dp.cluster.request import RESTARTS, ClusterRequest, path_in_image
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.secret import SECRET
 
@@ -21,7 +21,6 @@ PORT = 29500
 CONTAINER = "train"
 _MEMORY = 16  # GiB of a pod whose request names none, or for each of its GPUs
 _TRIES = 8  # failed pods, without those stopped or taken away; for more than 4 nodes two failures of all
-_RESTARTS = 3
 _GROUP = 1000  # any number: a volume that belongs to root becomes writable for this group, which the container joins
 Manifest = dict[str, Any]
 _ADVICE = """\
@@ -123,7 +122,7 @@ def _pod(request: ClusterRequest, first: str | None, variables: list[Manifest]) 
             f"absolute path such as /runs/{request.name}."
         )
     master = f" --master {first}:{PORT}" if first else ""
-    number = _RESTARTS if request.restarts is None else request.restarts
+    number = RESTARTS if request.restarts is None else request.restarts
     restarts = f" --restarts {number}" if number else ""
     command = replace(request, recipe=path_in_image(request.recipe)).command()
     script = f"""\

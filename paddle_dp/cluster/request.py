@@ -11,9 +11,11 @@ from pathlib import Path
 
 from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch.batch_numbers import batch_numbers
+from paddle_dp.launch.memory import refuse_memory
 from paddle_dp.recipe import Recipe, read_recipe, shipped
 
 MOST_NODES = 64
+RESTARTS = 3  # of a node whose request says no number
 EARLY = 60  # seconds by which Slurm may send a signal sooner than asked: `man sbatch` on --signal
 _SHORTEST = 2 * EARLY
 _CPUS_OF_GPU = 4  # few enough for nodes with 8 GPUs and 48 processors
@@ -93,9 +95,10 @@ class ClusterRequest:
         return shlex.join(tokens)
 
 
-def checked(request: ClusterRequest) -> Recipe:
+def checked(request: ClusterRequest, restarts: int = RESTARTS) -> Recipe:
     """Reads the recipe with its settings. Raises RecipeError for mistakes in it, and UsageError if the ranks of all
-    nodes together would refuse it: the queue would tell it hours later. Packages may be missing here."""
+    nodes together would refuse it: the queue would tell it hours later. Packages may be missing here. `restarts`: by
+    default, 0 for an engine that restarts no node."""
     numbers = batch_numbers(request.recipe, request.settings, request.ranks_of_node, request.nodes)
     recipe = read_recipe(request.recipe, [*request.settings, *numbers.overrides])
     total = request.nodes * request.ranks_of_node
@@ -108,6 +111,10 @@ def checked(request: ClusterRequest) -> Recipe:
     for part in (recipe.strategy, *recipe.callbacks):
         with suppress(InstallError, ModuleNotFoundError):
             part.refuse(recipe, total, "gpu" if request.gpus else "cpu")
+    advice = (
+        "Give --restarts 3, or leave it out." if restarts else "Leave it out: Slurm requeues the whole job."
+    )
+    refuse_memory(recipe, restarts if request.restarts is None else request.restarts, request.nodes, advice)
     return recipe
 
 

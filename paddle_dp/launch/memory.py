@@ -39,11 +39,11 @@ def memory_folder(recipe: Recipe, plan: LaunchPlan) -> Iterator[Path | None]:
         yield None
         return
     remove_abandoned(PREFIX, FOLDER)
-    if not any(component.name == CALLBACK for component in recipe.callbacks):
+    if not refuse_memory(recipe, plan.job.restarts, plan.nodes, "Add --restarts 3, or leave it out."):
         yield None
         return
-    if reason := _refusal(recipe, plan):
-        raise UsageError(f"callbacks.{CALLBACK}: {reason}")
+    if not FOLDER.is_dir():
+        raise UsageError(f"callbacks.{CALLBACK}: this system has no {FOLDER}. Leave it out.")
     with scratch_folder(PREFIX, FOLDER) as folder, _removed_after_kill(folder):
         (folder / "checkpoints").mkdir()  # ranks make none: they may live a moment longer than the folder
         if plan.nodes > 1:
@@ -52,18 +52,21 @@ def memory_folder(recipe: Recipe, plan: LaunchPlan) -> Iterator[Path | None]:
         yield folder
 
 
-def _refusal(recipe: Recipe, plan: LaunchPlan) -> str:
-    """Returns why a job cannot keep checkpoints in memory; "" if it can."""
-    if not plan.job.restarts:
-        return (
-            "it serves the restarts of a job, and its memory is freed at the job's end. Add --restarts 3, or leave it "
-            "out."
-        )
-    if plan.nodes > 1 and recipe.strategy.config.may_lose_ranks:
-        return (
+def refuse_memory(recipe: Recipe, restarts: int, nodes: int, advice: str) -> bool:
+    """Returns True if the recipe's training keeps checkpoints in memory. Raises UsageError if a job with so many
+    restarts and nodes cannot; `advice` is for a job without restarts."""
+    if not any(component.name == CALLBACK for component in recipe.callbacks):
+        return False
+    reason = ""
+    if not restarts:
+        reason = f"it serves the restarts of a job, and its memory is freed at the job's end. {advice}"
+    elif nodes > 1 and recipe.strategy.config.may_lose_ranks:
+        reason = (
             "on several nodes a rank that this strategy goes on without would have no copies. Leave it out."
         )
-    return "" if FOLDER.is_dir() else f"this system has no {FOLDER}. Leave it out."
+    if reason:
+        raise UsageError(f"callbacks.{CALLBACK}: {reason}")
+    return True
 
 
 def stock(memory: Path | None) -> dict[str, Any] | None:

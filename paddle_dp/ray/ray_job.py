@@ -20,6 +20,7 @@ from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch import console
 from paddle_dp.launch.batch_numbers import batch_numbers
 from paddle_dp.launch.command import typed
+from paddle_dp.launch.memory import refuse_memory
 from paddle_dp.launch.network import free_port
 from paddle_dp.launch.nodes.rendezvous import LOST_STATUS
 from paddle_dp.launch.processes import Signals, child_options, recorded_signals
@@ -115,6 +116,7 @@ class RayJob:
         recipe = read_recipe(self.recipe, [*self.settings, *numbers.overrides])
         total = self.nodes * self.ranks_of_node
         recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
+        refuse_memory(recipe, self.restarts, self.nodes, "Give restarts=3, or leave it out.")
         folder = Path(self.output_dir or recipe.folder).expanduser().absolute()
         connect(ray)
         from ray.util import placement_group, remove_placement_group

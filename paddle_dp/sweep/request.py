@@ -15,6 +15,7 @@ from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.files import replacing
 from paddle_dp.launch.command import Job, typed
 from paddle_dp.launch.machine import Machine, cores, spoken
+from paddle_dp.launch.memory import refuse_memory
 from paddle_dp.launch.plan import RankDevices, plan_of
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.folder import claim
@@ -146,6 +147,7 @@ def _refusal(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
     try:
         for component in (recipe.strategy, *recipe.callbacks):
             component.refuse(recipe, ranks, kind)
+        refuse_memory(recipe, 0, 1, "Leave it out: the trials of a sweep do not restart.")
     except UsageError as error:
         return error
     return None

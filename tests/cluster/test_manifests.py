@@ -251,6 +251,21 @@ def test_what_the_ranks_would_refuse_is_refused_before_the_queue(
         checked(ClusterRequest(recipe=ROOT / "configs" / f"{recipe}.yaml", name="a", **more))
 
 
+def test_checkpoints_in_memory_are_refused_where_no_node_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(ROOT / "configs" / "gpt_tiny.yaml"), "callbacks.4.use=memory_checkpoint"]
+    for engine, advice in (
+        (["slurm"], "Leave it out: Slurm requeues the whole job."),
+        (["kubernetes", "--restarts", "0"], "Give --restarts 3, or leave it out."),
+    ):
+        with pytest.raises(SystemExit):
+            main(["cluster", *engine, *words])
+        error = capsys.readouterr().err
+        assert "callbacks.memory_checkpoint: it serves the restarts of a job" in error and advice in error
+    with pytest.raises(SystemExit):
+        main(["cluster", "kubernetes", *words])
+    assert "--restarts 3" in capsys.readouterr().out
+
+
 def test_a_batch_per_rank_counts_all_nodes_and_stays_as_it_is_in_the_script(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

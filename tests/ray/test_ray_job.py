@@ -234,7 +234,9 @@ def test_the_home_folder_may_be_written_as_a_tilde(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setitem(sys.modules, "ray", MagicMock())
     monkeypatch.setitem(sys.modules, "ray.util", MagicMock())
-    monkeypatch.setattr(ray_job, "read_recipe", lambda *words: SimpleNamespace(strategy=MagicMock()))
+    monkeypatch.setattr(
+        ray_job, "read_recipe", lambda *words: SimpleNamespace(strategy=MagicMock(), callbacks=[])
+    )
     monkeypatch.setattr(RayJob, "_on", lambda self, ray, group, folder, signals: folder)
     assert RayJob(recipe=RECIPE, output_dir="~/run").run() == Path("/home/me/run")
 
@@ -245,7 +247,7 @@ def test_a_signal_ends_the_wait_for_room_with_a_sentence(
     """Ray's own handler ended it deep in Ray's stack."""
     monkeypatch.setitem(sys.modules, "ray", MagicMock())
     monkeypatch.setitem(sys.modules, "ray.util", util := MagicMock())
-    recipe = SimpleNamespace(strategy=MagicMock(), folder=Path("runs"))
+    recipe = SimpleNamespace(strategy=MagicMock(), folder=Path("runs"), callbacks=[])
     monkeypatch.setattr(ray_job, "read_recipe", lambda *words: recipe)
     group = SimpleNamespace(wait=lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     util.placement_group.return_value = group
@@ -298,6 +300,16 @@ def test_a_batch_per_rank_counts_the_ranks_of_all_nodes(monkeypatch: pytest.Monk
     with pytest.raises(RayError):
         RayJob(RECIPE, settings=["train.batch=8 per rank"], nodes=3, ranks=2, output_dir="a").run()
     assert read == [["train.batch=8 per rank", "train.batch=48"]]
+
+
+def test_checkpoints_in_memory_need_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    monkeypatch.setattr(ray_job, "connect", MagicMock(side_effect=RayError))  # it goes no further
+    words = ["callbacks.1.use=memory_checkpoint"]
+    with pytest.raises(UsageError, match=r"Give restarts=3, or leave it out"):
+        RayJob(RECIPE, settings=words, nodes=1, restarts=0).run()
+    with pytest.raises(RayError):
+        RayJob(RECIPE, settings=words, nodes=1).run()
 
 
 def test_numbers_are_checked() -> None:

@@ -278,6 +278,11 @@ def test_settings_that_the_recipe_refuses_are_refused_before_the_first_trial(
     assert sentence in refused(recipe, word)
 
 
+def test_checkpoints_in_memory_are_refused_for_no_trial_restarts(recipe: Path) -> None:
+    recipe.write_text(RECIPE + "  - {use: memory_checkpoint}\n")
+    assert refused(recipe, RATE).endswith("Leave it out: the trials of a sweep do not restart.")
+
+
 def test_trials_on_other_machines_need_no_device_of_this_one(recipe: Path) -> None:
     """A sweep on a Ray cluster was refused where its first machine has fewer GPUs than a trial."""
     words = (RATE, "train.device=npu")
