@@ -99,7 +99,8 @@ def checked(request: ClusterRequest, restarts: int = RESTARTS) -> Recipe:
     """Reads the recipe with its settings. Raises RecipeError for mistakes in it, and UsageError if the ranks of all
     nodes together would refuse it: the queue would tell it hours later. Packages may be missing here. `restarts`: by
     default, 0 for an engine that restarts no node."""
-    numbers = batch_numbers(request.recipe, request.settings, request.ranks_of_node, request.nodes)
+    kind = "gpu" if request.gpus else "cpu"
+    numbers = batch_numbers(request.recipe, request.settings, request.ranks_of_node, request.nodes, kind)
     recipe = read_recipe(request.recipe, [*request.settings, *numbers.overrides])
     total = request.nodes * request.ranks_of_node
     ranks = recipe.strategy.config.layout(total).degrees.ranks
@@ -110,7 +111,7 @@ def checked(request: ClusterRequest, restarts: int = RESTARTS) -> Recipe:
         )
     for part in (recipe.strategy, *recipe.callbacks):
         with suppress(InstallError, ModuleNotFoundError):
-            part.refuse(recipe, total, "gpu" if request.gpus else "cpu")
+            part.refuse(recipe, total, kind)
     advice = (
         "Give --restarts 3, or leave it out." if restarts else "Leave it out: Slurm requeues the whole job."
     )

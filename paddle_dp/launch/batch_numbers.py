@@ -63,8 +63,11 @@ def with_batch_numbers_in_rank(job: Job, variables: Mapping[str, str]) -> tuple[
     return replace(job, overrides=(*job.overrides, *numbers.overrides)), numbers.remarks
 
 
-def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes: int = 1) -> BatchNumbers:
-    """The recipe's global numbers on `ranks` ranks of each node; None: stand-ins, of one data rank.
+def batch_numbers(
+    path: Path, overrides: Sequence[str], ranks: int | None, nodes: int = 1, kind: str = ""
+) -> BatchNumbers:
+    """The recipe's global numbers on `ranks` ranks of each node; None: stand-ins, of one data rank. `kind`: the kind of
+    device on other machines, whose memory is not known here; "": this machine.
 
     Raises UsageError if no number of micro-batches fits, or if it is not known; RecipeError for other mistakes.
     """
@@ -82,8 +85,9 @@ def batch_numbers(path: Path, overrides: Sequence[str], ranks: int | None, nodes
         settings.append(f"train.batch={share * readers}")
         remarks.append(f"train.batch is {share * readers}: {share} × {plural(readers, 'data rank')}")
     if auto:
-        on_cpu = train.get("device", "auto") == "cpu" or not Machine.here().devices
-        available = available_memory() if on_cpu and nodes == 1 else None
+        has_devices = kind != "cpu" if kind else Machine.here().devices
+        on_cpu = train.get("device", "auto") == "cpu" or not has_devices
+        available = available_memory() if on_cpu and nodes == 1 and not kind else None
         limit = (available and available / ranks) if limit is None else limit
         if limit is None:
             raise UsageError(

@@ -112,10 +112,11 @@ class RayJob:
         InstallError without Ray.
         """
         ray = imported("RayJob")
-        numbers = batch_numbers(Path(self.recipe), self.settings, self.ranks_of_node, self.nodes)
+        kind = "gpu" if self.gpus else "cpu"
+        numbers = batch_numbers(Path(self.recipe), self.settings, self.ranks_of_node, self.nodes, kind)
         recipe = read_recipe(self.recipe, [*self.settings, *numbers.overrides])
         total = self.nodes * self.ranks_of_node
-        recipe.strategy.refuse(recipe, total, "gpu" if self.gpus else "cpu")
+        recipe.strategy.refuse(recipe, total, kind)
         refuse_memory(recipe, self.restarts, self.nodes, "Give restarts=3, or leave it out.")
         folder = Path(self.output_dir or recipe.folder).expanduser().absolute()
         connect(ray)

@@ -278,6 +278,12 @@ def test_a_batch_per_rank_counts_all_nodes_and_stays_as_it_is_in_the_script(
     assert "'train.batch=8 per rank' 'train.micro_batches=auto 1 GB'" in capsys.readouterr().out
 
 
+def test_the_memory_of_a_node_is_not_this_machines() -> None:
+    gpt = ROOT / "configs" / "gpt_tiny.yaml"
+    with pytest.raises(UsageError, match="auto 16 GB"):
+        checked(ClusterRequest(recipe=gpt, settings=("train.micro_batches=auto",), name="a"))
+
+
 def test_a_job_has_a_name_that_every_engine_takes() -> None:
     for name, label in (
         ("digits_mlp", "digits-mlp"),

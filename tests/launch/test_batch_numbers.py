@@ -172,6 +172,14 @@ def test_with_devices_the_amount_must_be_said(monkeypatch: pytest.MonkeyPatch) -
     assert batch_numbers(GPT, ["train.micro_batches=auto", "train.device=cpu"], 2).overrides
 
 
+def test_this_machines_memory_is_not_another_machines() -> None:
+    """A login node's memory decided on a script for one node: it was refused, or passed and refused there."""
+    for kind in ("cpu", "gpu"):
+        with pytest.raises(UsageError, match=r"is not known here.*'auto 16 GB'"):
+            batch_numbers(GPT, ["train.micro_batches=auto"], 2, 1, kind)
+        assert batch_numbers(GPT, ["train.micro_batches=auto 1 GB"], 2, 1, kind).overrides
+
+
 def test_a_rank_of_another_launcher_knows_the_number_of_ranks() -> None:
     """PADDLE_TRAINERS_NUM counts the ranks of all machines."""
     job = Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto 2 MB"))
