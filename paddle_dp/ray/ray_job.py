@@ -100,9 +100,10 @@ class RayJob:
         """The arguments of `paddle-dp` on a node. `master`: "HOST:PORT" of node 0."""
         arguments = ["train", typed(Path(self.recipe).resolve()), *self.settings]
         arguments += ["--ranks", str(self.ranks_of_node), "--output-dir", str(folder)]
-        arguments += ["--restarts", str(self.restarts)]
+        # One node, too: `srun`, if it has started the cluster, has left its variables, by which this is several tasks.
+        arguments += ["--restarts", str(self.restarts), "--nodes", str(self.nodes)]
         if self.nodes > 1:
-            arguments += ["--nodes", str(self.nodes), "--master", master, "--node-rank", str(node)]
+            arguments += ["--master", master, "--node-rank", str(node)]
         return [*arguments, "--resume=newest"] if self.resume else arguments
 
     def run(self) -> RayResult:
@@ -297,7 +298,7 @@ class RayNode:
         with suppress(OSError):
             os.chdir(self.folder)
         for restart in range(self.restarts + 1):
-            starts_anew = "--nodes" not in arguments and "--resume=newest" not in arguments
+            starts_anew = "--master" not in arguments and "--resume=newest" not in arguments
             if replaced and starts_anew and _newest_time(Path(run_folder)) > older:
                 arguments = [*arguments, "--resume=newest"]  # no other node is there to say it
             began, lines = time.time(), deque[str](maxlen=_LINES)

@@ -44,7 +44,8 @@ class RayExecutor:
         actor = self.ray.remote(TrialProcess).options(**self.options)
         variables = {} if self.gpus else {"OMP_NUM_THREADS": "1"}
         node = actor.remote(os.getcwd(), variables)
-        return RayTrial(self.ray, node, node.run.remote([*arguments], str(screen.absolute())), screen)
+        alone = [*arguments, "--nodes", "1"]  # whatever `srun` says, if it has started the cluster
+        return RayTrial(self.ray, node, node.run.remote(alone, str(screen.absolute())), screen)
 
 
 class RayTrial:

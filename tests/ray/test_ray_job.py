@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from paddle_dp.cli.options import node_options
 from paddle_dp.errors import InstallError, UsageError
 from paddle_dp.launch.processes import Signals
 from paddle_dp.ray import RayJob, ray_job
@@ -65,7 +66,19 @@ def test_each_node_gets_its_words() -> None:
     assert words[:5] == ["train", str(RECIPE), "train.batch=8", "--ranks", "4"]
     assert " ".join(words[7:]) == "--restarts 1 --nodes 2 --master 10.0.0.1:70 --node-rank 1 --resume=newest"
     assert job.resources == {"CPU": 4.0, "GPU": 4.0}
-    assert "--nodes" not in RayJob(recipe=RECIPE, nodes=1).arguments(0, "", Path("a"))
+
+
+def test_one_node_says_so_for_srun_may_have_started_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was refused: Slurm had started "this command" on two nodes, and each would work alone."""
+    step = {"STEP_ID": "0", "STEP_NODELIST": "a[1-2]", "STEP_NUM_NODES": "2", "STEP_NUM_TASKS": "2"}
+    for name, value in {"JOB_ID": "1", "NODEID": "0", **step}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    words = RayJob(recipe=RECIPE, nodes=1).arguments(0, "", Path("a"))
+    with pytest.raises(UsageError, match="each would work alone"):
+        node_options(None, None, None)
+    assert (
+        node_options(words[words.index("--nodes") + 1], None, None)["nodes"] == 1 and "--master" not in words
+    )
 
 
 def test_a_job_that_is_done() -> None:
@@ -119,7 +132,7 @@ def node_that_ends(
 def test_a_killed_process_starts_again_within_the_restarts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "r.yaml", "--nodes", "2"]
+    words = ["train", "r.yaml", "--nodes", "2", "--master", "a:1"]
     node, starts = node_that_ends(monkeypatch, [-9, -9, 0], 2)
     assert node.run(words, str(tmp_path)) == (0, "", True) and starts == [words] * 3
     assert "node 1: its paddle-dp was killed by SIGKILL, and is started again (restart 2 of 2)" in (
@@ -137,14 +150,17 @@ def test_a_killed_process_starts_again_within_the_restarts(
     assert node.run(words, str(tmp_path))[0] == 1 and len(starts) == 1  # a failure of its own
 
 
+ALONE = ["train", "r.yaml", "--nodes", "1"]
+
+
 def test_a_job_of_one_node_goes_on_from_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     node, starts = node_that_ends(monkeypatch, [-9, 0, -9, 0], 3)
-    node.run(["train", "r.yaml"], str(tmp_path))
+    node.run(ALONE, str(tmp_path))
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    node.run(["train", "r.yaml"], str(tmp_path))
-    assert [words[2:] for words in starts] == [[], [], [], ["--resume=newest"]]
+    node.run(ALONE, str(tmp_path))
+    assert [words[4:] for words in starts] == [[], [], [], ["--resume=newest"]]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -156,10 +172,10 @@ def test_a_job_of_one_node_goes_on_from_no_older_run(
     sys.modules["ray"].get_runtime_context().was_current_actor_reconstructed = replaced
     (checkpoint := tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     written = checkpoint.stat().st_mtime
-    node.run(["train", "r.yaml"], str(tmp_path), written)  # it was there before the job
-    node.run(["train", "r.yaml"], str(tmp_path), written - 1)
+    node.run(ALONE, str(tmp_path), written)  # it was there before the job
+    node.run(ALONE, str(tmp_path), written - 1)
     resumed = ["--resume=newest"]
-    assert [words[2:] for words in starts] == [[], [], resumed if replaced else [], resumed]
+    assert [words[4:] for words in starts] == [[], [], resumed if replaced else [], resumed]
 
 
 def test_nodes_know_how_old_the_newest_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -66,6 +67,16 @@ def test_a_trial_takes_gpus_where_the_cluster_has_some(
 ) -> None:
     made = executor(monkeypatch, 2, gpus, **resources).options
     assert (made["num_cpus"], made["num_gpus"]) == options
+
+
+def test_a_trial_is_one_node_whatever_srun_says_if_it_has_started_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = executor(monkeypatch, 1, 0, CPU=2.0)
+    monkeypatch.setattr(made.ray, "remote", remote := MagicMock(), raising=False)
+    made.start(["train", "r.yaml", "--resume=3"], 0, tmp_path / "screen.txt")
+    run = remote().options().remote().run.remote
+    assert run.call_args.args[0] == ["train", "r.yaml", "--resume=3", "--nodes", "1"]
 
 
 def test_a_trial_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
