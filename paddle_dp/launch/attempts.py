@@ -68,7 +68,7 @@ def run(
                 result = replace(result, saved=point.saved)
             if not resizes:
                 history.append(result)
-                then = decide(history, plan.job.restarts)
+                then = decide(history, plan.job.restarts, bool(plan.job.script))
                 if not isinstance(then, Restart):
                     return console.show_end(result, plan, then.why)
                 console.show_restart(result, plan, then, point.label)

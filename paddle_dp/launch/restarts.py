@@ -116,10 +116,11 @@ class Stop:
     why: str = ""
 
 
-def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
+def decide(history: Sequence[AttemptResult], restarts: int, script: bool = False) -> Restart | Stop:
     """Decides on a restart after the last attempt of `history`; allows `restarts` in a row without a new checkpoint.
 
-    An attempt that saves a checkpoint of a later step resets the budget and the wait.
+    An attempt that saves a checkpoint of a later step resets the budget and the wait. The checkpoints of a `script` are
+    not known, and without a Trainer its steps are not: they are 0.
     """
     last = history[-1]
     if last.final or not restarts:
@@ -128,14 +129,16 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
     failures = history[progress[-1] if progress else 0 :]  # since the last new checkpoint, oldest first
     newest_first = reversed(failures)
     alike = takewhile(lambda end: end.signature == last.signature and not end.outside, newest_first)
-    same = len(list(alike))
+    same = 0 if script and not last.step else len(list(alike))
     if same >= SAME or (same == len(failures) > max(1, restarts)):
         where = f"after step {last.step}" if last.step else "before the first step was done"
-        repeated = f"the same failure {times(same)} {where}, with no new checkpoint in between"
+        repeated = (
+            f"the same failure {times(same)} {where}{', with no new checkpoint in between' * (not script)}"
+        )
         return Stop(why=f"not started again: {repeated}.")
     if len(failures) > restarts:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
-        return Stop(why=f"not started again: {spent} spent without a new checkpoint.")
+        return Stop(why=f"not started again: {spent} spent{' without a new checkpoint' * (not script)}.")
     number = len(failures)
     wait = 0.0 if number == 1 and last.outside else min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1))
     return Restart(wait=wait, number=number)

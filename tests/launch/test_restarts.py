@@ -82,6 +82,17 @@ def test_a_small_budget_that_one_failure_has_spent_says_so() -> None:
     assert found == Stop(why="not started again: the restart was spent without a new checkpoint.")
 
 
+def test_the_steps_and_checkpoints_of_a_script_are_not_known() -> None:
+    """It ended after 3 of 10 attempts, "before the first step was done, with no new checkpoint in between"."""
+    history = [failed(0) for _ in range(5)]
+    assert isinstance(decide(history[:4], 4, script=True), Restart)
+    assert decide(history, 4, script=True) == Stop(why="not started again: 4 restarts were spent.")
+    trainer = [failed(45)] * 3  # its Trainer says the step
+    assert decide(trainer, 9, script=True) == Stop(
+        why="not started again: the same failure three times after step 45."
+    )
+
+
 @pytest.mark.parametrize(
     "other",
     [

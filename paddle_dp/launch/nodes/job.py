@@ -340,7 +340,7 @@ class _Node:
             self.point = attempts.next_point(self.plan, self.logs, self._stocks(message))
             result = replace(result, saved=self.point.saved)
         self.history.append(result)
-        then = decide(self.history, self.job.restarts)
+        then = decide(self.history, self.job.restarts, bool(self.job.script))
         if isinstance(then, Restart):
             verdict: Message = {
                 "wait": then.wait, "number": then.number, "where": self.point.label, "saved": result.saved,
