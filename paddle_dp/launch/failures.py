@@ -34,11 +34,10 @@ _IN_BACKWARD = re.compile(
     r"(?:Error message in backward of .*\n\s*|\(External\) )(?P<kind>\w+): (?P<message>[^\n]*)"
 )
 # Messages of ranks that lost a peer: such a failure is the cause only if all failures are such.
-_CONSEQUENCE = re.compile(
-    r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
-    r"|did not open its store",
-    re.IGNORECASE,
-)
+_CONSEQUENCE = re.compile(r"(?i)gloo|nccl|tcp_?store|unhandled system error|did not open its store")
+_LOST_LINK = re.compile(r"(?i)connection (?:closed|reset|refused)|broken pipe")
+# Paddle raises these then. Python and libraries of HTTP have kinds of their own, such as ConnectionError and URLError.
+_PADDLE_KINDS = ("RuntimeError", "OSError", "ValueError", "SystemError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,8 @@ class Failure:
         """True if it looks like the failure of a rank that lost a peer."""
         if self.kind in ("SIGABRT", "SIGTERM", LostPeerError.__name__):
             return True
-        return not self.expected and bool(_CONSEQUENCE.search(self.message))
+        lost = self.kind in _PADDLE_KINDS and _LOST_LINK.search(self.message)
+        return not self.expected and bool(lost or _CONSEQUENCE.search(self.message))
 
     @property
     def ended_without_error(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from urllib.error import URLError
 
 import pytest
 
@@ -117,6 +118,21 @@ def test_an_echo_is_never_the_cause_even_when_it_is_heard_first(echo):
 
 def test_what_was_raised_on_purpose_is_no_echo_whatever_its_words():
     assert not caught(DataError("nccl.jpg: connection reset")).consequence
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(111, "Connection refused"),  # also the class ConnectionError of requests
+        BrokenPipeError(32, "Broken pipe"),
+        URLError(ConnectionRefusedError(111, "Connection refused")),
+    ],
+)
+def test_a_users_own_link_is_no_lost_peer(error):
+    """A rank whose server of data was gone "lost a peer", and the ranks that lost it were called first."""
+    own = caught(error)
+    assert not own.consequence and "lost a peer" not in describe(own, 2, None)
+    assert caught(OSError("[Errno 104] Connection reset by peer")).consequence  # as Paddle raises it
 
 
 def test_no_failure_has_no_first():
