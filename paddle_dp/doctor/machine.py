@@ -247,10 +247,13 @@ def interface(job: Job, variables: Mapping[str, str]) -> DoctorCheck:
     """Finds the interface by which nodes reach this one. Paddle's launcher alone would take the host name's address."""
     here = [name for _, name in socket.if_nameindex()]
     for variable in INTERFACE_VARIABLES:
-        names = variables.get(variable, "").lstrip("^=").split(",")
+        value = variables.get(variable, "")
+        if variable.startswith("NCCL") and value.startswith("^"):
+            continue  # a list of others: an absent one is harmless
+        names = value.lstrip("^=").split(",")
         if missing := [name for name in filter(None, names) if not any(i.startswith(name) for i in here)]:
             todo = f"Unset it, or name one of: {', '.join(here)}."
-            detail = f"{variable}={variables[variable]}, and there is no {missing[0]} here"
+            detail = f"{variable}={value}, and there is no {missing[0]} here"
             return DoctorCheck(INTERFACE, detail, "mend", todo)
     if job.nodes is None:
         return _loopback()

@@ -100,8 +100,14 @@ def test_the_network_of_one_machine() -> None:
     alone = Job()
     assert machine.interface(alone, {}).found == "127.0.0.1, closed to other machines and users"
     assert machine.ports().found.startswith("64001 to 65504: room for ")
-    gone = machine.interface(alone, {"NCCL_SOCKET_IFNAME": "^lo,none9"})
-    assert gone.state == "mend" and gone.found == "NCCL_SOCKET_IFNAME=^lo,none9, and there is no none9 here"
+    gone = machine.interface(alone, {"NCCL_SOCKET_IFNAME": "=lo,none9"})
+    assert gone.state == "mend" and gone.found == "NCCL_SOCKET_IFNAME==lo,none9, and there is no none9 here"
+    assert (
+        machine.interface(alone, {"NCCL_SOCKET_IFNAME": "^lo,none9"}).state == "ok"
+    )  # a list of others, as NCCL's
+    assert (
+        machine.interface(alone, {"GLOO_SOCKET_IFNAME": "^none9"}).state == "mend"
+    )  # gloo knows no such lists
     assert machine.host_name(is_multi_node=False).name == "host name"
 
 
