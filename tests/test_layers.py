@@ -66,7 +66,7 @@ LINES_TODAY: dict[str, int] = {
     "checks": 900, "identity": 1750, "checkpoint": 2190, "why": 1200,
     "certificate": 1000, "assembly": 2005, "train": 1920, "plan": 3230, "cli": 1680, "dashboard": 1350,
     "callbacks": 1570, "model": 1250, "verbs": 2590, "plug-ins": 6630, "launch": 6147, "doctor": 1800, "proof": 4500,
-    "audit": 2600, "ray": 500, "cluster": 413, "sweep": 1307,
+    "audit": 2600, "ray": 500, "cluster": 413, "sweep": 1312,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
 # (module, module); rows may only go.

@@ -93,8 +93,8 @@ def _device(name: str) -> str:
 def _global_number(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"\s*([0-9]+\s+per\s+rank|auto(\s.*)?)\s*", value):
         raise ValueError(
-            f"'{value}' depends on the ranks, which only paddle-dp train, verify and check --ranks and tools/train.py "
-            "know. Write the number over all ranks here, or take the run's recipe.yaml, which has it"
+            f"'{value}' depends on the ranks, which only paddle-dp train, verify, check --ranks, sweep, cluster, "
+            "RayJob and tools/train.py know. Write a number over all ranks, or take a run's recipe.yaml, which has it"
         )
     return value
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.files import replacing
+from paddle_dp.launch.batch_numbers import batch_numbers
 from paddle_dp.launch.command import Job, typed
 from paddle_dp.launch.machine import Machine, cores, spoken
 from paddle_dp.launch.memory import refuse_memory
@@ -154,10 +155,14 @@ def _refusal(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
 
 
 def _read(request: SweepRequest, axes: Sequence[Axis], settings: Settings, chosen: Settings) -> Recipe:
-    """The recipe with one setting of each axis; a mistake in a choice that is a list's element says how to give a
-    list."""
+    """The recipe with one setting of each axis, on the trial's ranks; a mistake in a choice that is a list's element
+    says how to give a list."""
+    texts = (*settings, *overrides(axes, chosen))
+    # Trials at the same time share the memory, and other machines have theirs: `auto` needs an amount.
+    kind = "gpu" if request.elsewhere else Machine.here().kind if request.jobs > 1 else ""
     try:
-        return read_recipe(request.recipe, (*settings, *overrides(axes, chosen)))
+        numbers = batch_numbers(request.recipe, texts, request.ranks, kind=kind)
+        return read_recipe(request.recipe, (*texts, *numbers.overrides))
     except RecipeError as error:
         raise RecipeError(_explained(error.mistakes, axes, chosen)) from None
 

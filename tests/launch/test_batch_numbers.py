@@ -198,7 +198,5 @@ def test_a_rank_of_another_launcher_knows_the_number_of_ranks() -> None:
     "word", ["train.batch=32 per rank", "train.micro_batches=auto", "train.micro_batches=auto 2 GB"]
 )
 def test_where_ranks_are_not_known_the_recipe_is_refused(word: str) -> None:
-    with pytest.raises(
-        RecipeError, match=r"depends on the ranks, which only paddle-dp train, verify and check"
-    ):
+    with pytest.raises(RecipeError, match=r"depends on the ranks, which only paddle-dp train, verify, check"):
         read_recipe(GPT, [word])

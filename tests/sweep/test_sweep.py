@@ -266,7 +266,6 @@ def refused(recipe: Path, *words: str, **options: Any) -> str:
         ("train.batch=uniform(16.5, 64)", "train.batch=int(16, 64) draws whole numbers"),
         ("model.hidden=[16, 32]", "[[16, 32]] has one value, a list"),
         ("train.micro_batches=[1, 80]", "a batch of 64 cannot be cut into 80"),
-        ("train.batch=[8 per rank]", "depends on the ranks"),
         ("callbacks.checkpoint.best=[acc1, loss]", "it is --score NAME"),
         ("output_dir=[a, b]", "each trial has a folder"),
         ("strategy.tensor=[2, 4]", "strategy"),
@@ -276,6 +275,20 @@ def test_settings_that_the_recipe_refuses_are_refused_before_the_first_trial(
     recipe: Path, word: str, sentence: str
 ) -> None:
     assert sentence in refused(recipe, word)
+
+
+def test_a_batch_per_rank_and_an_amount_of_memory_are_taken_as_train_takes_them(recipe: Path) -> None:
+    plan = planned(
+        SweepRequest(recipe=recipe, texts=(RATE, "train.batch=[8 per rank, 16 per rank]"), ranks=2)
+    )
+    trial = TrialRecord(number=0, settings=("0.1", "8 per rank"))
+    assert "train.batch=8 per rank" in plan.arguments(trial)
+    assert planned(SweepRequest(recipe=recipe, texts=(RATE, "train.micro_batches=auto 1 GB"), ranks=2))
+    for more in ({"jobs": 2}, {"elsewhere": True}):
+        assert "'auto 16 GB'" in refused(recipe, RATE, "train.micro_batches=auto", **more)
+    assert "a batch of 6 cannot be cut into 7" in refused(
+        recipe, RATE, "train.batch=3 per rank", "train.micro_batches=7", ranks=2
+    )
 
 
 def test_checkpoints_in_memory_are_refused_for_no_trial_restarts(recipe: Path) -> None:
