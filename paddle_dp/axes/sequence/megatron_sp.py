@@ -116,6 +116,7 @@ class SequenceParallelizer(TensorParallelizer):
         on_shards = [False, *(inner.replace(model, layers) for layers in block_layers[1:])]
         if not (first or any(on_shards)):
             return super().parallelize(model)  # raises the error for a missing table
+        self._check_shared(model)
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         blocks = settle(model)
         for number, block in enumerate(blocks):

@@ -93,7 +93,17 @@ class TensorParallelizer:
                 f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
                 "axis. Give its layers one (docs/add-a-part.md), or set strategy.tensor=1."
             )
+        self._check_shared(model)
         return model
+
+    def _check_shared(self, model: nn.Layer) -> None:
+        """Raises UsageError if another layer still has the whole of a weight that was cut: they would be two."""
+        for name, parameter in model.named_parameters():
+            if id(parameter) in self._sharded and self.placements.placement_of(parameter).shard is None:
+                raise UsageError(
+                    f"strategy.tensor: '{name}' is whole, but it is also the weight of another layer, which is cut. "
+                    "Cut both along one dim, or leave both whole."
+                )
 
     def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
         """Replaces the layers that the model's `cuts` tables name; returns whether there were any.
@@ -266,13 +276,24 @@ class TensorParallelizer:
     def _slice(self, layer: nn.Layer, name: str, dim: int) -> None:
         """Replaces a parameter with this rank's slice."""
         full = getattr(layer, name)
-        shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(full.shape)]
-        setattr(layer, name, layer.create_parameter(shape, dtype=full.dtype))
+        if id(full) not in self._sharded:
+            shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(full.shape)]
+            setattr(layer, name, layer.create_parameter(shape, dtype=full.dtype))
         self._take(layer, name, full, dim)
 
     def _take(self, layer: nn.Layer, name: str, full: paddle.Tensor, dim: int) -> None:
-        """Sets a parameter of `layer` to this rank's slice of the full one, under the same name."""
-        sliced, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
+        """Sets a parameter of `layer` to this rank's slice of the full one, under the same name. Raises UsageError if
+        another layer shares it, and has slices along another dim."""
+        shard = Shard(dim, self.group.rank, self.group.nranks)
+        if (cut_before := self._sharded.get(id(full))) is not None:
+            if self.placements.placement_of(cut_before).shard != shard:
+                raise UsageError(
+                    f"strategy.tensor: two layers share a weight {list(full.shape)}, and their `cuts` slice it along "
+                    "different dims. Cut both along one dim, or leave both whole."
+                )
+            setattr(layer, name, cut_before)
+            return
+        sliced = getattr(layer, name)
         if self.initial is not None and self.initial.has(full):
             self.initial.cut(sliced, full, shard)
         else:

@@ -1,0 +1,51 @@
+"""The layers of a tensor axis, as one of its two ranks has them, without the other one."""
+
+import numpy as np
+import pytest
+from paddle import nn
+
+from paddle_dp.axes.tensor.layers import TensorParallelizer
+from paddle_dp.core.placement import Placements
+from paddle_dp.errors import UsageError
+from paddle_dp.gloo.fake_group import alone
+
+
+class Pair(nn.Layer):
+    """Two layers with a `cuts` table; `shares`: the second one's weight is the first one's."""
+
+    def __init__(self, first, second, cuts, shares=False):
+        super().__init__()
+        self.cuts, self.first, self.second = cuts, first, second
+        if shares:
+            self.second.weight = self.first.weight
+
+
+def parallelize(model):
+    with alone(1, 2) as group:
+        parallelizer = TensorParallelizer(group, Placements())
+        parallelizer.parallelize(model)
+    return parallelizer
+
+
+@pytest.mark.parametrize("way", ["colwise", "rowwise"])
+def test_a_weight_that_two_layers_share_is_one_slice(way):
+    """They had two slices of one name, so they were untied, and shared the moments of one of them."""
+    model = Pair(nn.Linear(4, 4), nn.Linear(4, 4), {"first": way, "second": way}, shares=True)
+    weight = model.first.weight.numpy()
+    parallelize(model)
+    assert model.second.weight is model.first.weight
+    np.testing.assert_array_equal(model.first.weight, np.split(weight, 2, way == "colwise")[1])
+    assert len({p.name for p in model.parameters()}) == len(model.parameters()) == 3
+
+
+@pytest.mark.parametrize(
+    ("cuts", "sentence"),
+    [
+        ({"first": "colwise", "second": "rowwise"}, r"share a weight \[4, 4\].*along different dims"),
+        ({"second": "colwise"}, "'first.weight' is whole, but it is also the weight of another layer, which is cut"),
+        ({"first": "rowwise"}, "'second.weight' is whole"),
+    ],
+)  # fmt: skip
+def test_a_shared_weight_that_is_cut_in_two_ways_is_refused(cuts, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parallelize(Pair(nn.Linear(4, 4), nn.Linear(4, 4), cuts, shares=True))
