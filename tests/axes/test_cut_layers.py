@@ -1,6 +1,7 @@
 """The layers of a tensor axis, as one of its two ranks has them, without the other one."""
 
 import numpy as np
+import paddle
 import pytest
 from paddle import nn
 
@@ -18,6 +19,18 @@ class Pair(nn.Layer):
         self.cuts, self.first, self.second = cuts, first, second
         if shares:
             self.second.weight = self.first.weight
+
+
+class Scores(nn.Layer):
+    """Scores of classes from a weight [classes, width], as those of an embedding's words."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([8, 4])
+        self.bias = self.create_parameter([8], is_bias=True)
+
+    def forward(self, x):
+        return paddle.matmul(x, self.weight, transpose_y=True) + self.bias
 
 
 def parallelize(model):
@@ -49,3 +62,23 @@ def test_a_weight_that_two_layers_share_is_one_slice(way):
 def test_a_shared_weight_that_is_cut_in_two_ways_is_refused(cuts, sentence):
     with pytest.raises(UsageError, match=sentence):
         parallelize(Pair(nn.Linear(4, 4), nn.Linear(4, 4), cuts, shares=True))
+
+
+@pytest.mark.parametrize(
+    "cuts", [{"first": "vocab", "second": "vocab"}, {"second": "vocab", "first": "vocab"}]
+)
+def test_words_and_scores_share_a_slice_in_either_order(cuts):
+    model = Pair(nn.Embedding(8, 4), Scores(), cuts, shares=True)
+    weight = model.first.weight.numpy()
+    assert parallelize(model).cuts_classes
+    assert model.second.weight is model.first.weight
+    np.testing.assert_array_equal(model.first.weight, weight[4:])
+
+
+def test_scores_of_an_embedding_s_words_are_cut_without_an_embedding():
+    """Each rank kept all classes, and the loss counted twice as many."""
+    model = Pair(nn.Linear(4, 4), Scores(), {"second": "vocab"})
+    weight, bias = model.second.weight.numpy(), model.second.bias.numpy()
+    assert parallelize(model).cuts_classes
+    np.testing.assert_array_equal(model.second.weight, weight[4:])
+    np.testing.assert_array_equal(model.second.bias, bias[4:])

@@ -221,7 +221,8 @@ class TensorParallelizer:
             return layer
         if isinstance(full, nn.Linear):
             return self.classes(full)
-        full.weight = self._sharded.get(id(full.weight), full.weight)
+        self._check_divides(full.weight.shape[0], "classes")
+        self._slice(full, "weight", 0)
         return self._cut_classes(full, "weight")
 
     def classes(self, full: nn.Layer) -> nn.Layer:
