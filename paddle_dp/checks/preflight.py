@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from paddle import nn
 
-from paddle_dp.axes.tensor.layers import check_padding
+from paddle_dp.axes.tensor.layers import check_cuttable
 from paddle_dp.core.optimizer import (
     Rate,
     check_dense,
@@ -55,7 +55,7 @@ def preflight_check(recipe: Recipe, layout: Layout, model: nn.Layer | None, spli
     if layout.degrees.tensor > 1:
         for parent in model.sublayers(include_self=True):
             for cut in cut_entries(parent):
-                check_padding(cut.value, cut.way)
+                check_cuttable(cut.value, cut.way)
 
 
 def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bool) -> None:

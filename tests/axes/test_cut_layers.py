@@ -82,3 +82,11 @@ def test_scores_of_an_embedding_s_words_are_cut_without_an_embedding():
     assert parallelize(model).cuts_classes
     np.testing.assert_array_equal(model.second.weight, weight[4:])
     np.testing.assert_array_equal(model.second.bias, bias[4:])
+
+
+@pytest.mark.parametrize("setting", ["padding_idx", "max_norm", "scale_grad_by_freq"])
+def test_an_embedding_with_settings_that_fleet_s_lacks_is_not_cut(setting):
+    """Its rows were neither scaled nor kept, without a word."""
+    embedding = nn.Embedding(8, 4, **{setting: {"padding_idx": 0}.get(setting, 1.0)})
+    with pytest.raises(UsageError, match=f"a {setting} cannot be cut by vocabulary"):
+        parallelize(Pair(embedding, nn.Linear(4, 4), {"first": "vocab"}))

@@ -56,6 +56,13 @@ class Padded(nn.Layer):
         super().__init__()
         self.words = nn.Embedding(32, 4, padding_idx=0, sparse=sparse)
 
+class Table(nn.Layer):
+    cuts = {"words": "vocab"}
+
+    def __init__(self, max_norm: float | None = None, scale_grad_by_freq: bool = False):
+        super().__init__()
+        self.words = nn.Embedding(32, 4, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
+
 class Miscut(nn.Layer):
     cuts = {"words": "colwize"}
 
@@ -155,6 +162,12 @@ PARTS = [
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.clipped}"], "not ClipGradByNorm"),
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has parameter groups"),
     ("own_models.Padded", ["strategy.tensor=2"], "a padding_idx cannot be cut by vocabulary"),
+    ("own_models.Table, max_norm: 1.0", ["strategy.tensor=2"], "a max_norm cannot be cut by vocabulary"),
+    (
+        "own_models.Table, scale_grad_by_freq: true",
+        ["strategy.tensor=2"],
+        "a scale_grad_by_freq cannot be cut",
+    ),
     ("own_models.Padded, sparse: true", [DATA], "Embedding with sparse=True"),
     ("own_models.Miscut", ["strategy.tensor=2"], "'colwize', of words, is no way to cut.* 'colwise'"),
     ("own_models.Misnamed", ["strategy.tensor=2"], "Misnamed has no attribute 'word'"),

@@ -214,7 +214,7 @@ class TensorParallelizer:
         """Shards the vocabulary of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(full, nn.Embedding):
             self._check_divides(full.weight.shape[0], "words")
-            check_padding(full, "vocab")
+            check_cuttable(full, "vocab")
             with default_dtype(full.weight.dtype):
                 layer = VocabParallelEmbedding(*full.weight.shape, mp_group=self.group)
             self._take(layer, "weight", full.weight, 0)
@@ -329,10 +329,20 @@ WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
 }
 
 
-def check_padding(layer: Any, way: str) -> None:
-    """Raises UsageError for an embedding with a padding_idx that would be cut by vocabulary."""
-    if way == "vocab" and isinstance(layer, nn.Embedding) and layer._padding_idx is not None:
-        raise UsageError(
-            "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary, because fleet's "
-            "updates the padding's row. Leave it whole, or set strategy.tensor=1."
-        )
+def check_cuttable(layer: Any, way: str) -> None:
+    """Raises UsageError for a layer that would learn something else as a cut one."""
+    if why := _uncuttable(layer, way):
+        raise UsageError(f"strategy.tensor: {why}. Leave it whole, or set strategy.tensor=1.")
+
+
+def _uncuttable(layer: Any, way: str) -> str:
+    """Why fleet's sharded layer cannot take the place of this one; "" if it can."""
+    if way == "vocab" and isinstance(layer, nn.Embedding):
+        by_vocabulary = "an embedding with a {} cannot be cut by vocabulary, because fleet's {}"
+        if layer._padding_idx is not None:
+            return by_vocabulary.format("padding_idx", "updates the padding's row")
+        if layer._max_norm is not None:
+            return by_vocabulary.format("max_norm", "does not scale the rows that it reads")
+        if layer._scale_grad_by_freq:
+            return by_vocabulary.format("scale_grad_by_freq", "does not scale its gradients")
+    return ""
