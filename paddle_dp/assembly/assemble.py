@@ -210,7 +210,7 @@ class TrainerBuilder:
             known_differences=(*task.known_differences, *notes.differences, *written.values()),
             unknown=[*notes.unknown, *(map(_REMEMBERS.format, notes.remembers[:1]) if divided else ())],
             lendable=notes.lendable,
-            remembers=bool(notes.remembers),
+            remembers=notes.remembers,
         )
 
     def _written_in_blocks(self, task: Task, names: Sequence[str]) -> dict[str, str]:

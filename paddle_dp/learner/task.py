@@ -70,8 +70,8 @@ class Task:
     - `compile`: the model's forward becomes a program.
     - `unknown`: sentences about failed trials (in another process).
     - `lendable`: whether the initial weights can be lent to the model (`trial_weights`; None: not tried).
-    - `remembers`: whether a forward changes the model's attributes or generators, so that an additional forward would
-      change the training.
+    - `remembers`: the model's attributes, generators and weights that a forward changes, so that an additional forward
+      would change the training.
     """
 
     model: nn.Layer
@@ -89,7 +89,7 @@ class Task:
     compile: bool = False
     unknown: Sequence[str] = ()
     lendable: bool | None = None
-    remembers: bool = False
+    remembers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         local_batch_norms(self.model)  # before any trial runs it

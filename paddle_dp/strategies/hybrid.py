@@ -12,6 +12,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.layout import Layout, ReduceDtype, width_of
 from paddle_dp.plan.pipeline_schedule import Schedule
 from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.text import few
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
@@ -251,7 +252,8 @@ class Hybrid:
             task.model, lambda: make_optimizer(task.optimizer, task, model)
         ):
             draw(task.model, model.parameters())
-        prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
+        unknown = [*task.unknown, *self._untried(task)]
+        prepared = prepare(replace(task, model=model, loss=loss, unknown=unknown), self.mesh)
         known_differences = self._known_differences(prepared.optimizer, task.compared)
         clips = take_clips(prepared.optimizer)  # before owners are dealt: over all parameters of these layers
         engine = None if stages is None else self._engine(model, drawn)
@@ -293,6 +295,20 @@ class Hybrid:
         )
         return model, stages, partial(PipelineRunner, micro_batch_loss=micro_batch_loss)
 
+    @property
+    def _cuts(self) -> bool:
+        return self.mesh.axes.tensor > 1 or self.mesh.axes.sequence > 1
+
+    def _untried(self, task: Task) -> list[str]:
+        """A sentence if the cut model is not compared with the whole one, because further forwards would change the
+        training."""
+        if not self._cuts or not task.remembers:
+            return []
+        return [
+            f"whether {type(task.model).__name__} gives the same outputs whole and cut: each forward changes "
+            f"{few(task.remembers, 2)}, so none is made at the start to compare them (`paddle-dp verify` does)"
+        ]
+
     def _known_differences(self, optimizer: Any, is_compared: bool) -> list[str]:
         """Sentences on differences from one process that the settings or a user's optimizer may cause."""
         from paddle_dp.core.optimizer import check_by_parameter, check_elementwise
@@ -324,9 +340,8 @@ class Hybrid:
 
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
-        cut = axes.tensor > 1 or axes.sequence > 1
         with trial_weights(model):
-            samples = task.samples if cut and not task.remembers else None
+            samples = task.samples if self._cuts and not task.remembers else None
             cut_check = CutCheck(model, samples, values=not task.compared)
         if axes.tensor > 1:
             group = self.hcg.get_model_parallel_group()
