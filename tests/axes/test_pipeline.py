@@ -9,15 +9,17 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.pipeline.runner import separate_buffers
+from paddle_dp.axes.pipeline.schedules import _with_gradient
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import join
+from paddle_dp.learner.task import full_model_learner
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.state import model_shards, optimizer_shards
-from tests.house.learners import Chain, task_of
+from tests.house.learners import Chain, numbers_of, task_of
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
 
@@ -237,6 +239,79 @@ def test_more(axes):
 @pytest.mark.long
 def test_on_four_ranks():
     check(4, {"pipeline": 4}, FOUR, truth(FOUR))
+
+
+class Embed(nn.Layer):
+    """Tokens → (hidden, positions)."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Embedding(32, 8)
+
+    def forward(self, tokens):
+        return self.token(tokens), paddle.arange(tokens.shape[1]).expand_as(tokens)
+
+
+class Shift(nn.Layer):
+    """(hidden, positions), which it reads and hands on, or scores, which it hands on alone."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.linear, self.scores = nn.Linear(8, width), width != 8
+
+    def forward(self, both):
+        hidden, positions = both
+        hidden = self.linear(hidden + positions.unsqueeze(-1).astype(hidden.dtype))
+        return hidden if self.scores else (hidden, positions)
+
+
+class Both(nn.Layer):
+    """Tokens → two embeddings of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(32, 8), nn.Embedding(32, 8)
+
+    def forward(self, tokens):
+        return self.first(tokens), self.second(tokens)
+
+
+class Second(nn.Layer):
+    """Scores from the second of two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 32)
+
+    def forward(self, both):
+        return self.linear(both[1])
+
+
+def tuples_between(settings):
+    """The losses of two updates of chains whose blocks hand on two tensors, in stages and in one process."""
+    placer, rows = read_part("strategies", {"use": "hybrid", **settings}).build(join(seed=3)), []
+    for place in (placer.place, lambda task: full_model_learner(task, Mesh.alone())):
+        paddle.seed(7)
+        frozen = settings["pipeline_schedule"] == "interleaved"
+        model = Chain(Embed(), Shift(), Shift(), Shift(32)) if frozen else Chain(Both(), Second())
+        for parameter in model.blocks[0].parameters() if frozen else ():
+            parameter.stop_gradient = True
+        learner, tokens = place(task_of(model)), paddle.arange(24).reshape([4, 6])
+        halves = [MicroBatch(tokens[i : i + 2], tokens[i : i + 2], 2, i, (i, i + 1)) for i in (0, 2)]
+        rows.append(numbers_of(learner, [Batch(tuple(halves), 4, 0, number) for number in (0, 1)]))
+    return rows
+
+
+def test_a_frozen_first_stage_may_hand_on_positions():
+    """As of packed texts under LoRA: the first stage waited for a gradient of none of its outputs."""
+    for stages, one in run_ranks(tuples_between, 2, {"pipeline": 2, "pipeline_schedule": "interleaved"}):
+        np.testing.assert_allclose(stages, one, rtol=1e-5)
+
+
+def test_a_stage_of_integers_alone_is_refused():
+    for output in (paddle.arange(3), (paddle.arange(3), paddle.arange(2))):
+        with pytest.raises(UsageError, match=r"a stage ends with an output of paddle\.int64"):
+            _with_gradient(output)
 
 
 def met(strategy):

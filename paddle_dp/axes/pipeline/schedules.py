@@ -113,8 +113,11 @@ class Engine(PipelineParallel):
     def _forward_step(self, *args: Any, **more: Any) -> Any:
         self._arrive()
         with self.around(self._next("forward")):
-            output = super()._forward_step(*args, **more)
-        return output if self.is_pipeline_last_stage() else _with_gradient(output)
+            stepped = super()._forward_step(*args, **more)
+        if self.is_pipeline_last_stage():
+            return stepped
+        output = _output(stepped)
+        return _with_gradient(output) if stepped is output else (_with_gradient(output), *stepped[1:])
 
     def _backward_step(self, *args: Any, **more: Any) -> Any:
         with self.around(self._next("backward")):
@@ -163,20 +166,21 @@ def unsynchronized(model: nn.Layer) -> Iterator[None]:
 
 
 def _with_gradient(output: Any) -> Any:
-    """A stage's output as tensors that require a gradient, even if nothing in the stage does.
+    """A stage's output as tensors that require a gradient, even if nothing in the stage does; integers stay.
 
     Fleet sends gradients back only for such outputs, but always waits for them (3.3.1): the stages hang after a first
-    stage that is frozen or has no weights. Raises UsageError for an integer output.
+    stage that is frozen or has no weights. Raises UsageError if there are only integers.
     """
-    if isinstance(output, tuple):  # several tensors, or under interleaved one and fleet's additional values
+    if isinstance(output, tuple) and any(map(_floats, output)):
         return tuple(_with_gradient(each) if _floats(each) else each for each in output)
-    if not output.stop_gradient:
-        return output
     if not _floats(output):
+        dtype = leaves(output)[0].dtype
         raise UsageError(
-            f"strategy.pipeline: a stage ends with an output of {output.dtype}, which has no gradient. End it after "
+            f"strategy.pipeline: a stage ends with an output of {dtype}, which has no gradient. End it after "
             "a later block: set strategy.partition."
         )
+    if not output.stop_gradient:
+        return output
     output = output.detach()
     output.stop_gradient = False
     return output
