@@ -308,6 +308,12 @@ def test_a_frozen_first_stage_may_hand_on_positions():
         np.testing.assert_allclose(stages, one, rtol=1e-5)
 
 
+def test_a_tensor_that_the_last_stage_does_not_read_has_a_gradient_of_zeros():
+    """It had none, which fleet could not send."""
+    for stages, one in run_ranks(tuples_between, 2, {"pipeline": 2, "pipeline_schedule": "1f1b"}):
+        np.testing.assert_allclose(stages, one, rtol=1e-5)
+
+
 def test_a_stage_of_integers_alone_is_refused():
     for output in (paddle.arange(3), (paddle.arange(3), paddle.arange(2))):
         with pytest.raises(UsageError, match=r"a stage ends with an output of paddle\.int64"):

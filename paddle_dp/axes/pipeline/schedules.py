@@ -119,9 +119,9 @@ class Engine(PipelineParallel):
         output = _output(stepped)
         return _with_gradient(output) if stepped is output else (_with_gradient(output), *stepped[1:])
 
-    def _backward_step(self, *args: Any, **more: Any) -> Any:
+    def _backward_step(self, stage_input: Any, *args: Any, **more: Any) -> Any:
         with self.around(self._next("backward")):
-            return super()._backward_step(*args, **more)
+            return _or_zeros(super()._backward_step(stage_input, *args, **more), stage_input)
 
     # On an accelerator: whether stages overlap the exchange with compute. On CPUs sends never wait.
     asynchronous = True
@@ -184,6 +184,16 @@ def _with_gradient(output: Any) -> Any:
     output = output.detach()
     output.stop_gradient = False
     return output
+
+
+def _or_zeros(gradient: Any, stage_input: Any) -> Any:
+    """The gradients of a stage's inputs, with zeros for an input that its outputs do not depend on: fleet has None,
+    which it does not send."""
+    if isinstance(stage_input, tuple):
+        learning = [tensor for tensor in stage_input if not tensor.stop_gradient]
+        return tuple(map(_or_zeros, gradient, learning))
+    is_missing = gradient is None and stage_input is not None and not stage_input.stop_gradient
+    return paddle.zeros_like(stage_input) if is_missing else gradient
 
 
 def _floats(value: Any) -> bool:
