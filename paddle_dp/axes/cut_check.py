@@ -32,12 +32,14 @@ class CutCheck:
     """The outputs of a whole model in evaluation for `samples()`; create it before the model is cut.
 
     Without samples nothing is compared. Only shapes are compared for a model that draws random numbers in evaluation,
-    and unless `values`: then the caller compares values.
+    and unless `values`: then the caller compares values. `by_table`: its layers will be cut by their `cuts` tables.
     """
 
-    def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):
+    def __init__(
+        self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True, by_table: bool = True
+    ):
         self._inputs = None if samples is None else cast(samples(), read_by(model))
-        self._cuts, self._full_flow = cut_layers(model), Flow()
+        self._cuts, self._full_flow = cut_layers(model) if by_table else {}, Flow()
         self._outputs: list[paddle.Tensor] = []
         self._values = values
         if samples is not None:

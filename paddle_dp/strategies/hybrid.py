@@ -342,7 +342,7 @@ class Hybrid:
         slices: list[tuple[int, Any]] = []
         with trial_weights(model):
             samples = task.samples if self._cuts and not task.remembers else None
-            cut_check = CutCheck(model, samples, values=not task.compared)
+            cut_check = CutCheck(model, samples, values=not task.compared, by_table=axes.tensor > 1)
         if axes.tensor > 1:
             group = self.hcg.get_model_parallel_group()
             kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer

@@ -2,8 +2,10 @@
 
 import numpy as np
 import paddle
+import pytest
 from paddle import nn
 
+from paddle_dp.axes.cut_check import CutCheck
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
@@ -153,6 +155,18 @@ def test_a_slice_of_the_wrong_shape_is_explained_with_both_layers_and_what_to_ch
                     assert sentence == ""
                 else:
                     assert sentence.startswith(f"strategy.tensor: {SAID[case]}"), (case, sentence)
+
+
+def test_a_failure_on_another_axis_is_not_blamed_on_the_cuts():
+    """A model on a sequence axis has its `cuts`, too, and none of its layers is cut."""
+    model = Middle({"first": "colwise", "second": "rowwise"})
+    checks = [
+        CutCheck(model, lambda: paddle.ones([2, 6, 16]), by_table=by_table) for by_table in (True, False)
+    ]
+    model.second.register_forward_pre_hook(lambda layer, inputs: 1 / 0)
+    for check, error in zip(checks, (UsageError, ZeroDivisionError), strict=True):
+        with pytest.raises(error):
+            check.check(model, "strategy.sequence", [])
 
 
 def test_a_comparison_that_is_left_out_is_named():

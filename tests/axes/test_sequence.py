@@ -9,6 +9,7 @@ import pytest
 from paddle import nn
 
 from models import gpt, vit
+from paddle_dp.axes.sequence import ulysses
 from paddle_dp.axes.sequence.megatron_sp import SequenceParallelizer
 from paddle_dp.axes.sequence.ulysses import parallelize_sequence, sequence_shard
 from paddle_dp.core.loss import as_loss
@@ -165,6 +166,16 @@ def test_what_is_whole_is_dropped_alike_and_what_is_in_shards_is_not(cut):
 
 
 PAIR = SimpleNamespace(nranks=2, rank=1)
+
+
+def test_attention_may_be_called_with_keywords(monkeypatch):
+    """That was a TypeError: attended() got an unexpected keyword argument."""
+    seen, tensors = [], [paddle.rand([1, 4, 8]) for _ in range(2)]
+    monkeypatch.setattr(ulysses, "_all_to_all", lambda chunks, group: seen.append(chunks) or chunks)
+    attended = ulysses._with_all_to_all(lambda q, k, scale: (q - k) * scale, PAIR)
+    q, k = tensors
+    assert (attended(q, k=k, scale=2) == attended(q, k, 2)).all()
+    assert len(seen) == 6  # of two inputs and the output, twice
 
 
 def test_uneven_shards_are_said():

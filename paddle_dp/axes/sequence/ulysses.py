@@ -123,14 +123,13 @@ def _with_all_to_all(attend: Method, group: Group) -> Method:
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
     to_heads, to_tokens = partial(_to_heads, group=group), partial(_to_tokens, group=group)
 
-    def attended(*inputs: Any) -> paddle.Tensor:
-        exchanged = [
-            WithAdjoint.apply(x, to_heads, to_tokens)
-            if isinstance(x, paddle.Tensor) and x.is_floating_point()
-            else x
-            for x in inputs
-        ]
-        return WithAdjoint.apply(attend(*exchanged), to_tokens, to_heads)
+    def exchanged(x: Any) -> Any:
+        is_activation = isinstance(x, paddle.Tensor) and x.is_floating_point()
+        return WithAdjoint.apply(x, to_heads, to_tokens) if is_activation else x
+
+    def attended(*inputs: Any, **named: Any) -> paddle.Tensor:
+        output = attend(*map(exchanged, inputs), **{name: exchanged(x) for name, x in named.items()})
+        return WithAdjoint.apply(output, to_tokens, to_heads)
 
     return attended
 

@@ -215,7 +215,7 @@ def within_slice(
         if scope is None:
             return function(*inputs, **named)
         before = scope.slices
-        lengths = _lengths(inputs[0], before.get(axis)) if kind == "heads" and inputs else ()
+        lengths = _lengths((*inputs, *named.values()), before.get(axis)) if kind == "heads" else ()
         scope.slices = {**before, axis: Slice(kind, rank, ranks, lengths)}
         try:
             return function(*inputs, **named)
@@ -225,12 +225,11 @@ def within_slice(
     return forward
 
 
-def _lengths(x: Any, outer: Slice | None) -> tuple[int, ...]:
-    """The possible values of t for [n, t, …]: a sequence shard may be gathered within the function, or before it."""
-    if len(x.shape) < 2:
-        return ()
-    here = x.shape[1]
-    return (here, here * outer.ranks) if outer is not None and outer.kind == "tokens" else (here,)
+def _lengths(inputs: Iterable[Any], outer: Slice | None) -> tuple[int, ...]:
+    """The possible values of t for the first tensor, [n, t, …]: a sequence shard may be gathered within the function,
+    or before it."""
+    here = next((tuple(x.shape[1:2]) for x in inputs if hasattr(x, "shape")), ())
+    return (*here, *(t * outer.ranks for t in here)) if outer is not None and outer.kind == "tokens" else here
 
 
 def number_blocks(blocks: Iterable[tuple[int, nn.Layer]]) -> None:

@@ -44,6 +44,15 @@ def test_heads_are_found_in_every_form_of_attention(name, ranks):
         assert (found == part).all()
 
 
+def test_attention_s_length_is_that_of_its_first_tensor_by_name_or_not():
+    """Without it, weights [n, heads, t, t] would be taken for [n, t, heads, head]."""
+    scope, x = Scope(0, 0, 0, 0, N), paddle.zeros([N, TOKENS, WIDTH])
+    attend = within_slice(lambda *_, **__: scope.slices["tensor"].lengths, "tensor", "heads", 0, 2)
+    with scope:
+        assert attend(x) == attend(q=x) == attend(1.0, q=x) == (TOKENS,)
+        assert attend() == ()
+
+
 def test_two_axes_cut_heads_and_tokens_in_the_order_in_which_they_are_dealt():
     """Heads over the tensor axis first, tokens over the sequence axis first."""
     heads, tokens = whole_positions((N, HEADS, TOKENS, TOKENS)), whole_positions((N, TOKENS, WIDTH))
