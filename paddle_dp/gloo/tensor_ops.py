@@ -61,7 +61,8 @@ class VocabParallelCrossEntropy(PyLayer):
         z = z - reduced(process_group, z.max(-1, keepdim=True), core.ReduceOp.MAX)
         column, is_here = _local_column(label, process_group, classes)
         here = is_here.astype(wide)
-        score = reduced(process_group, z.take_along_axis(column, -1, broadcast=False) * here)
+        scores = z.take_along_axis(column, -1, broadcast=False)  # -inf of a masked class is no zero times 0
+        score = reduced(process_group, paddle.where(is_here, scores, paddle.zeros_like(scores)))
         softmax = z.exp_()
         # sum() adds sequentially: over a million numbers float32 is off by 1e-3.
         total = reduced(process_group, softmax.sum(-1, keepdim=True, dtype="float64")).astype(wide)
@@ -69,7 +70,7 @@ class VocabParallelCrossEntropy(PyLayer):
         counts = (label != ignore).astype(wide)
         ctx.softmax, ctx.column, ctx.here, ctx.counts = softmax, column, here, counts
         ctx.dtype = logits.dtype
-        loss = (total.log() - score) * counts
+        loss = paddle.where(label != ignore, total.log() - score, paddle.zeros_like(score))
         return loss.astype(logits.dtype), softmax.astype(logits.dtype)
 
     @staticmethod

@@ -107,13 +107,35 @@ def cross_entropies() -> dict[str, float]:
         found[f"cross-entropy {kind}: loss"] = far(got.squeeze(-1), expected) / scale
         found[f"cross-entropy {kind}: gradient"] = far(local.grad, own(whole.grad, -1)) / scale
         found[f"cross-entropy {kind}: flat labels"] = far(layer(local, labels), got)
-    return found
+    return found | masked_classes()
+
+
+def masked_classes() -> dict[str, float]:
+    """Scores of -inf where ranks look for a label that another rank holds, and of the label that is ignored."""
+    import paddle
+    from paddle.distributed.fleet.layers import mpu
+
+    labels, masked = paddle.to_tensor([0, 31, 7, 20]), [7, 8, 15, 16, 23, 24]
+    whole = paddle.where(
+        (paddle.arange(32).unsqueeze(-1) == paddle.to_tensor(masked)).any(-1), -float("inf"), numbers(4, 32)
+    )
+    local = own(whole, -1).clone()
+    whole.stop_gradient = local.stop_gradient = False
+    expected = paddle.nn.functional.cross_entropy(whole, labels, ignore_index=7, reduction="none")
+    expected.sum().backward()
+    got = mpu.ParallelCrossEntropy(ignore_index=7)(local, labels).squeeze(-1)
+    got.sum().backward()
+    assert bool(paddle.isfinite(expected).all())
+    return {
+        "masked classes: loss": float(paddle.nan_to_num(got, nan=99.0).subtract(expected).abs().max()),
+        "masked classes: gradient": far(local.grad, own(whole.grad, -1)),
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_parallel_layers_are_the_plain_ones(ranks: int) -> None:
     for rank, found in enumerate(run_ranks(differences, ranks, ranks, timeout=120)):
-        assert len(found) == 24
+        assert len(found) == 26
         for name, difference in found.items():
             limit = 3e-2 if "bfloat16" in name else 2e-5
             assert difference <= limit, f"rank {rank}, {name}: off by {difference:.1e}"
