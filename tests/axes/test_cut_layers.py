@@ -6,6 +6,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.tensor.layers import TensorParallelizer
+from paddle_dp.core import lora
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
@@ -31,6 +32,23 @@ class Scores(nn.Layer):
 
     def forward(self, x):
         return paddle.matmul(x, self.weight, transpose_y=True) + self.bias
+
+
+class Dropping(nn.Linear):
+    """A linear layer that drops inputs: in evaluation it is a plain one."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, training=self.training))
+
+
+class Named(nn.Linear):
+    """A linear layer with another name."""
+
+
+def hooked():
+    layer = nn.Linear(4, 4)
+    layer.register_forward_post_hook(lambda layer, inputs, output: output * 2 if layer.training else output)
+    return layer
 
 
 def parallelize(model):
@@ -90,3 +108,20 @@ def test_an_embedding_with_settings_that_fleet_s_lacks_is_not_cut(setting):
     embedding = nn.Embedding(8, 4, **{setting: {"padding_idx": 0}.get(setting, 1.0)})
     with pytest.raises(UsageError, match=f"a {setting} cannot be cut by vocabulary"):
         parallelize(Pair(embedding, nn.Linear(4, 4), {"first": "vocab"}))
+
+
+@pytest.mark.parametrize("way", ["colwise", "heads", "rowwise", "vocab", "classes"])
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [(lambda: Dropping(4, 4), "lacks its forward"), (hooked, "lacks the hooks on its forward")],
+)
+def test_a_layer_that_does_more_than_a_linear_one_is_not_cut(make, sentence, way):
+    """What it did in training alone was gone, and the comparison in evaluation did not see it."""
+    with pytest.raises(UsageError, match=sentence):
+        parallelize(Pair(make(), nn.Linear(4, 4), {"first": way}))
+
+
+def test_a_linear_layer_with_an_adapter_or_another_name_is_cut():
+    model = Pair(Named(4, 4), nn.Linear(4, 4), {"first": "colwise", "second": "rowwise"})
+    parallelize(lora.add_low_rank(model, ["second"], 2, 1.0, 0))
+    assert model.first.weight.shape == [4, 2] and lora.low_rank_of(model.second) is not None

@@ -116,6 +116,7 @@ class TensorParallelizer:
             for cut in cut_entries(parent):
                 placed = parent if isinstance(cut.value, int) else cut.value
                 if within is None or id(placed) in within:
+                    check_cuttable(cut.value, cut.way)
                     with self._memory():
                         setattr(parent, cut.name, WAYS[cut.way](self, cut.value))
                     replaced, cuts_heads = True, cuts_heads or cut.way == "heads"
@@ -214,7 +215,6 @@ class TensorParallelizer:
         """Shards the vocabulary of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(full, nn.Embedding):
             self._check_divides(full.weight.shape[0], "words")
-            check_cuttable(full, "vocab")
             with default_dtype(full.weight.dtype):
                 layer = VocabParallelEmbedding(*full.weight.shape, mp_group=self.group)
             self._take(layer, "weight", full.weight, 0)
@@ -327,6 +327,7 @@ WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
     "classes": TensorParallelizer.classes,
     "vocab": TensorParallelizer.vocab,
 }
+UNREPLACED = ("per_head", "channels")  # ways that replace no layer
 
 
 def check_cuttable(layer: Any, way: str) -> None:
@@ -345,4 +346,12 @@ def _uncuttable(layer: Any, way: str) -> str:
             return by_vocabulary.format("max_norm", "does not scale the rows that it reads")
         if layer._scale_grad_by_freq:
             return by_vocabulary.format("scale_grad_by_freq", "does not scale its gradients")
+    kind = nn.Embedding if way == "vocab" and isinstance(layer, nn.Embedding) else nn.Linear
+    if isinstance(layer, kind) and way not in UNREPLACED:
+        lacks = f"fleet's layer takes the place of a {type(layer).__name__} that is cut as {way}, and lacks "
+        if type(layer).forward is not kind.forward:
+            return f"{lacks}its forward"
+        hooks = (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
+        if any(not isinstance(hook, lora.LowRank) for hook in hooks):
+            return f"{lacks}the hooks on its forward"
     return ""
