@@ -125,3 +125,17 @@ def test_a_linear_layer_with_an_adapter_or_another_name_is_cut():
     model = Pair(Named(4, 4), nn.Linear(4, 4), {"first": "colwise", "second": "rowwise"})
     parallelize(lora.add_low_rank(model, ["second"], 2, 1.0, 0))
     assert model.first.weight.shape == [4, 2] and lora.low_rank_of(model.second) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("Linear", "colwise"), ("Linear", "rowwise"), ("Linear", "classes"), ("Conv2D", "rowwise")],
+)
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_a_weight_that_a_hook_computes_is_not_cut(norm, kind, way):
+    """That was an AttributeError of a tensor on each rank."""
+    layer = nn.Conv2D(4, 4, 3) if kind == "Conv2D" else nn.Linear(4, 4)
+    with pytest.raises(
+        UsageError, match=f"the weight of a {kind} that is cut as {way} is computed by a hook"
+    ):
+        parallelize(Pair(norm(layer), nn.Linear(4, 4), {"first": way}))

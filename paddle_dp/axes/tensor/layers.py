@@ -346,12 +346,18 @@ def _uncuttable(layer: Any, way: str) -> str:
             return by_vocabulary.format("max_norm", "does not scale the rows that it reads")
         if layer._scale_grad_by_freq:
             return by_vocabulary.format("scale_grad_by_freq", "does not scale its gradients")
-    kind = nn.Embedding if way == "vocab" and isinstance(layer, nn.Embedding) else nn.Linear
-    if isinstance(layer, kind) and way not in UNREPLACED:
-        lacks = f"fleet's layer takes the place of a {type(layer).__name__} that is cut as {way}, and lacks "
-        if type(layer).forward is not kind.forward:
-            return f"{lacks}its forward"
-        hooks = (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
-        if any(not isinstance(hook, lora.LowRank) for hook in hooks):
-            return f"{lacks}the hooks on its forward"
-    return ""
+    kind, name = (nn.Embedding if isinstance(layer, nn.Embedding) else nn.Linear), type(layer).__name__
+    if way in UNREPLACED or not isinstance(layer, (kind, *convolutions.CONVOLUTIONS)):
+        return ""
+    if "weight" not in dict(layer.named_parameters(include_sublayers=False)):
+        return (
+            f"the weight of a {name} that is cut as {way} is computed by a hook (weight_norm, spectral_norm)"
+        )
+    if not isinstance(layer, kind):
+        return ""
+    lacks = f"fleet's layer takes the place of a {name} that is cut as {way}, and lacks "
+    if type(layer).forward is not kind.forward:
+        return f"{lacks}its forward"
+    hooks = (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
+    is_adapter = (isinstance(hook, lora.LowRank) for hook in hooks)
+    return "" if all(is_adapter) else f"{lacks}the hooks on its forward"
