@@ -141,6 +141,9 @@ class SyncBatchNorm(nn.Layer):
         self.act: str | None = local._act if isinstance(local, nn.BatchNorm) else None
         self.weight, self.bias = local.weight, local.bias
         self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
+        self._cast_to_low_precision = (
+            False  # Paddle's decorate (O2) spares its BatchNorms, and by this name others
+        )
         self._local = [local]  # a list keeps it from being a sublayer, so that the state's names stay
 
     def share_parameters(self) -> None:
@@ -205,7 +208,8 @@ class SyncBatchNorm(nn.Layer):
                 local.training = training
         weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
         bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
-        normal = _Normalize.apply(x, weight, bias, self)
+        with paddle.amp.auto_cast(enable=False):  # which would cast the float32 moments
+            normal = _Normalize.apply(x, weight, bias, self)
         return _append_activation_in_dygraph(normal, act=self.act)  # as paddle.nn.BatchNorm(act=…) does
 
 
