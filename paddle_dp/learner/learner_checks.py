@@ -57,15 +57,14 @@ def overriding(checks: Sequence[LearnerCheck], method: str) -> list[Any]:
 
 
 class FrozenCheck(LearnerCheck):
-    """Refuses, on several ranks, a parameter that was frozen or unfrozen after the model was placed."""
+    """Refuses a parameter that was unfrozen after the model was placed, or, on several ranks, frozen."""
 
     def __init__(self, placed: PlacedModel):
         self._mesh, named = placed.mesh, placed.named_parameters()
         self._placed = [(name, parameter, parameter.stop_gradient) for name, parameter in named]
 
     def before_update(self, mode: UpdateMode) -> None:
-        if self._mesh.ranks > 1:
-            self.check(may_freeze=mode.exchange.missing == "zeros")
+        self.check(may_freeze=self._mesh.ranks == 1 or mode.exchange.missing == "zeros")
 
     def check(self, may_freeze: bool) -> None:
         """Raises UsageError for a parameter that was unfrozen, and, unless `may_freeze`, for one that was frozen."""
@@ -73,10 +72,12 @@ class FrozenCheck(LearnerCheck):
             if parameter.stop_gradient == frozen or (may_freeze and not frozen):
                 continue
             if frozen:
+                many = self._mesh.ranks > 1
+                left_out = "all-reduced, and the ranks would drift apart" if many else "scaled or clipped"
                 raise UsageError(
                     f"parameter '{name}' was unfrozen after the model was placed, so its gradient would not be "
-                    "all-reduced, and the ranks would drift apart. End the training here, unfreeze it before the model "
-                    "is given to Trainer.of, and resume with accept=['frozen']."
+                    f"{left_out}. End the training here, unfreeze it before the model is given to Trainer.of, and "
+                    "resume with accept=['frozen']."
                 )
             raise UsageError(
                 f"parameter '{name}' was frozen after the model was placed, and paddle.DataParallel waits for its "

@@ -107,3 +107,10 @@ def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
 def test_what_is_unfrozen_in_the_midst() -> None:
     for told in run_ranks(each, 2, True):
         assert all("'0.weight' was unfrozen after the model was placed" in said for said in told)
+
+
+def test_what_is_unfrozen_in_the_midst_on_one_rank() -> None:
+    """Its gradient was not divided by the count, and its optimizer stepped it, in silence."""
+    told = learn(Mesh.alone(), {"use": "single"}, True)
+    assert "'0.weight' was unfrozen after the model was placed" in told
+    assert "scaled or clipped" in told and "the ranks" not in told and "accept=['frozen']" in told

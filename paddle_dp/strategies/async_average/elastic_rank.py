@@ -162,8 +162,7 @@ class ElasticRank:
 
     def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
         learner = self._learner
-        if learner.mesh.ranks > 1:
-            self._frozen.check(may_freeze=True)
+        self._frozen.check(may_freeze=True)
         count, metrics = gradients_of_share(learner, batch, collect)
         if count:
             learner.optimizer.step()
