@@ -177,7 +177,7 @@ class Adafactor(ByParameter):
     def update(
         self, parameter: Tensor, weight: Tensor, gradient: Tensor, rate: float, states: States
     ) -> None:
-        steps = states["steps"].add_(paddle.ones_like(states["steps"]))
+        steps = _counted(states["steps"])
         # steps^-decay_rate = 1 − β₂; Paddle's power would round the exponent to float32.
         share = paddle.exp(steps.log() * -self.settings.decay_rate)
         square = gradient.square() + self.settings.epsilon1
@@ -197,6 +197,11 @@ class Adafactor(ByParameter):
         if decay := self.decay_of(parameter):
             weight.scale_(1 - rate * decay)
         weight.subtract_(step)
+
+
+def _counted(steps: Tensor) -> Tensor:
+    """Adds this update to a count [1], and returns it as [], which every shape of parameter takes, [] too."""
+    return steps.add_(paddle.ones_like(steps)).reshape([])
 
 
 def _move(mean: Tensor, value: Tensor, share: Tensor) -> None:
@@ -270,7 +275,7 @@ class Muon(ByParameter):
         return orthogonalized(matrix, self.settings.iterations).reshape(gradient.shape) * scale
 
     def _adamw_step(self, gradient: Tensor, states: States) -> Tensor:
-        steps = states["steps"].add_(paddle.ones_like(states["steps"]))
+        steps = _counted(states["steps"])
         first = states["moment1"].scale_(self.settings.beta1).add_(gradient * (1 - self.settings.beta1))
         second = (
             states["moment2"].scale_(self.settings.beta2).add_(gradient.square() * (1 - self.settings.beta2))

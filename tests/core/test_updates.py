@@ -133,6 +133,20 @@ def test_gradients_of_zeros_give_finite_weights(name: str) -> None:
     assert all(np.isfinite(value).all() for value in run(CONFIGS[name], model, [zeros, zeros]).values())
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_parameter_without_dims_is_updated_as_a_vector_of_one(name: str) -> None:
+    found = []
+    for shape in ([], [1]):
+        model = shapes()
+        model.add_parameter(
+            "scale", model.create_parameter(shape, default_initializer=nn.initializer.Constant(0.7))
+        )
+        grads = [{key: np.full(p.shape, size) for key, p in model.named_parameters()} for size in (0.3, 0.2)]
+        found.append(run(CONFIGS[name], model, grads)["scale"])
+    assert found[0].shape == () and found[0] != np.float32(0.7)
+    np.testing.assert_array_equal(found[0], found[1][0])
+
+
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5)])
 def test_an_orthogonalized_matrix_has_singular_values_near_1(shape: tuple[int, int]) -> None:
     paddle.seed(1)
