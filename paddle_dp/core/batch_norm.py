@@ -125,31 +125,12 @@ class _Normalize(PyLayer):
 
 
 class SyncBatchNorm(nn.Layer):
-    """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
+    """Normalizes over all ranks' samples. `synchronize` makes it the class of a finished BatchNorm: the same object, so
+    that the hooks on it, and every list or attribute that has it, stay.
 
     In evaluation it is the local layer. `present` is False while this rank computes on a dummy sample, which must not
     count. `index` identifies the BatchNorm within the model, to detect ranks that run different ones.
     """
-
-    def __init__(self, local: nn.Layer, mesh: ProcessGroup, index: int = 0):
-        super().__init__()
-        self.mesh, self.index, self.present = mesh, index, True
-        # Paddle's kernel takes float32: 1e-5 becomes 2.5e-13 less, and 0.9 becomes 2.4e-8 less.
-        self.epsilon, self.momentum = (float(np.float32(x)) for x in (local._epsilon, local._momentum))
-        layout = local._data_layout if isinstance(local, nn.BatchNorm) else local._data_format
-        self.channels_last = layout.endswith("C") and layout != "NC"
-        self.act: str | None = local._act if isinstance(local, nn.BatchNorm) else None
-        self.weight, self.bias = local.weight, local.bias
-        self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
-        self._cast_to_low_precision = (
-            False  # Paddle's decorate (O2) spares its BatchNorms, and by this name others
-        )
-        self._local = [local]  # a list keeps it from being a sublayer, so that the state's names stay
-
-    def share_parameters(self) -> None:
-        """Gives the local layer this layer's parameters after they were replaced."""
-        for name, parameter in self.named_parameters(include_sublayers=False):
-            setattr(self._local[0], name, parameter)
 
     def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
         """Returns `total` if the statistics of all ranks are this layer's.
@@ -197,15 +178,10 @@ class SyncBatchNorm(nn.Layer):
             running.set_value(paddle.where(samples > 0, updated, running))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        local = self._local[0]
-        if not (self.training and local.training):  # a user may freeze the layer that was replaced
-            if isinstance(local, nn.SyncBatchNorm):  # it has no CPU kernel, not even for evaluation
+        if not self.training:
+            if isinstance(self, nn.SyncBatchNorm):  # it has no CPU kernel, not even for evaluation
                 return self.affine(x, self._mean, self._variance, self.weight, self.bias)
-            training, local.training = local.training, False
-            try:
-                return local(x)
-            finally:
-                local.training = training
+            return super(SyncBatchNorm, self).forward(x)  # noqa: UP008 - paddle.jit would go in circles
         weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
         bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
         with paddle.amp.auto_cast(enable=False):  # which would cast the float32 moments
@@ -223,35 +199,51 @@ def is_local(layer: nn.Layer) -> bool:
 
 def keeps_statistics(layer: nn.Layer) -> bool:
     """Whether a layer keeps running statistics of this rank's samples, or did before it was frozen."""
-    return isinstance(layer, _PADDLES) and not layer._use_global_stats
+    local = isinstance(layer, _PADDLES) and not isinstance(layer, SyncBatchNorm)
+    return local and not layer._use_global_stats
 
 
 def is_batch_norm(layer: nn.Layer) -> bool:
     """Whether a layer is one of Paddle's BatchNorms or ours: local or not, frozen or not."""
-    return isinstance(layer, (*_PADDLES, SyncBatchNorm))
+    return isinstance(layer, _PADDLES)
 
 
 def _is_plain(layer: nn.Layer) -> bool:
-    """Whether a layer is a local BatchNorm with the forward of a Paddle class, not a subclass with another forward."""
-    return is_local(layer) and type(layer).forward in _FORWARDS
+    """Whether a layer is a local BatchNorm with the forward of a Paddle class, not one of a subclass or its own."""
+    replaced = vars(layer).get("forward")
+    is_paddles = replaced is None or getattr(replaced, "__func__", None) is forward
+    return is_local(layer) and is_paddles and type(layer).forward in _FORWARDS
+
+
+def forward(self: nn.SyncBatchNorm, x: paddle.Tensor) -> paddle.Tensor:
+    """A local BatchNorm's forward, which model/batch_norm_on_cpu.py gives to Paddle's; both names: as in bias_on_cpu.py
+    there."""
+    settings = self._momentum, self._epsilon, self._data_format
+    return paddle.nn.functional.batch_norm(
+        x, self._mean, self._variance, self.weight, self.bias, self.training, *settings
+    )
 
 
 def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
-    """Replaces every BatchNorm within `model` with one over these ranks, with the same parameters and names.
+    """Lets every BatchNorm within `model` normalize over these ranks, in place.
 
-    Skips frozen ones, and subclasses with another forward, which `local_norms` still lists.
+    Skips frozen ones, and those with another forward, which `local_norms` still lists.
     """
-    if _is_plain(model):
-        return SyncBatchNorm(model, mesh)
-    index = 0
-    for parent in model.sublayers(include_self=True):
-        if isinstance(parent, SyncBatchNorm):
-            continue
-        for name, child in list(parent.named_children()):
-            if _is_plain(child):
-                parent.add_sublayer(name, SyncBatchNorm(child, mesh, index))
-                index += 1
+    for index, layer in enumerate(filter(_is_plain, model.sublayers(include_self=True))):
+        vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
+        layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
+        extend(layer, mesh, index)
     return model
+
+
+def extend(layer: Any, mesh: ProcessGroup, index: int) -> None:
+    """Adds what a SyncBatchNorm needs beside a BatchNorm's attributes."""
+    layer.mesh, layer.index, layer.present = mesh, index, True
+    # Paddle's kernel takes float32: 1e-5 becomes 2.5e-13 less, and 0.9 becomes 2.4e-8 less.
+    layer.epsilon, layer.momentum = (float(np.float32(x)) for x in (layer._epsilon, layer._momentum))
+    layout = layer._data_layout if isinstance(layer, nn.BatchNorm) else layer._data_format
+    layer.channels_last = layout.endswith("C") and layout != "NC"
+    layer.act = layer._act if isinstance(layer, nn.BatchNorm) else None
 
 
 def needs_ours(model: nn.Layer) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from types import MethodType
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
+
+from paddle_dp.core.batch_norm import forward
 
 
 def local_batch_norms(model: nn.Layer) -> None:
@@ -20,9 +21,3 @@ def local_batch_norms(model: nn.Layer) -> None:
     for layer in model.sublayers(include_self=True):
         if type(layer).forward is nn.SyncBatchNorm.forward and "forward" not in vars(layer):
             layer.forward = MethodType(forward, layer)
-
-
-def forward(self: nn.SyncBatchNorm, x: paddle.Tensor) -> paddle.Tensor:
-    """A local BatchNorm's forward; its name and "self": as in bias_on_cpu.py."""
-    settings = self._momentum, self._epsilon, self._data_format
-    return F.batch_norm(x, self._mean, self._variance, self.weight, self.bias, self.training, *settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_one_rank_is_paddles_own(kind, settings, shape, dtype):
     """In float64 to the last digits: epsilon and momentum are float32 in Paddle's kernel, and as doubles they would be
     off by 4e-13 and 3e-8."""
     results = []
-    for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
+    for wrap in (lambda layer: layer, lambda layer: synchronize(layer, Mesh.alone())):
         paddle.seed(0)
         layer = wrap(kind(3, **settings))
         layer.to(dtype=dtype)
@@ -83,13 +84,51 @@ def test_what_is_frozen_or_computes_something_else_stays():
         nn.BatchNorm(3, act="relu"), nn.BatchNorm2D(3, use_global_stats=True), frozen, Own(3)
     )
     assert local_norms(model) == ["0", "3"]
-    kinds = [type(layer) for layer in synchronize(model, Mesh.alone())]
-    assert kinds == [SyncBatchNorm, nn.BatchNorm2D, nn.BatchNorm2D, Own]
-    assert local_norms(model) == ["3"]
+    model.append(replaced := nn.BatchNorm2D(3))
+    replaced.forward = lambda x: x + 1
+    assert local_norms(model) == ["0", "3", "4"]
+    ours, *others = synchronize(model, Mesh.alone())
+    assert isinstance(ours, SyncBatchNorm) and isinstance(ours, nn.BatchNorm)
+    assert [type(layer) for layer in others] == [nn.BatchNorm2D, nn.BatchNorm2D, Own, nn.BatchNorm2D]
+    assert local_norms(model) == ["3", "4"]
+
+
+def test_lists_and_hooks_keep_the_layer_that_they_know():
+    """A list had the local layer, and hooks acted in evaluation only."""
+    model = nn.Sequential(nn.BatchNorm1D(3))
+    layers, calls = [model[0]], []
+    layers[0].register_forward_post_hook(lambda layer, inputs, output: calls.append(layer) or output + 1)
+    synchronize(model, Mesh.alone())
+    assert layers[0] is model[0] and isinstance(layers[0], SyncBatchNorm)
+    np.testing.assert_allclose(model(paddle.randn([9, 3])).mean(0).numpy(), 1, atol=1e-6)
+    model.eval()
+    model(paddle.randn([9, 3]))
+    assert calls == [layers[0], layers[0]]
+
+
+def test_a_norm_that_two_layers_share_is_one():
+    shared = nn.BatchNorm1D(3)
+    model = synchronize(nn.Sequential(shared, nn.Sequential(shared), nn.BatchNorm1D(3)), Mesh.alone())
+    assert model[0] is model[1][0] is shared and [model[0].index, model[2].index] == [0, 1]
+
+
+def test_in_evaluation_it_is_a_program_of_paddle():
+    layer = synchronize(nn.BatchNorm1D(3), Mesh.alone())
+    layer.eval()
+    x = paddle.randn([5, 3])
+    expected = layer(x).numpy()
+    np.testing.assert_array_equal(paddle.jit.to_static(layer)(x).numpy(), expected)
+
+
+def test_copied():
+    layer = synchronize(nn.BatchNorm1D(3), Mesh.alone())
+    other = copy.deepcopy(layer)
+    other(paddle.randn([5, 3]) + 3)
+    assert isinstance(other, SyncBatchNorm) and float(other._mean.sum()) > 0 == float(layer._mean.sum())
 
 
 def test_a_dummy_leaves_no_trace():
-    layer = SyncBatchNorm(nn.BatchNorm1D(3), Mesh.alone())
+    layer = synchronize(nn.BatchNorm1D(3), Mesh.alone())
     layer.present = False
     x = paddle.randn([4, 3])
     x.stop_gradient = False

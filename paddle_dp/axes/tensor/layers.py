@@ -27,7 +27,6 @@ from paddle_dp.axes.tensor import convolutions
 from paddle_dp.axes.tensor.rng import draw_slice
 from paddle_dp.axes.tensor.shared_input import copied
 from paddle_dp.core import lora
-from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.data_group import Group
 from paddle_dp.core.placement import Placements, Shard
 from paddle_dp.core.precision import default_dtype
@@ -185,8 +184,6 @@ class TensorParallelizer:
             self._slice(full, name, convolutions.OUTPUTS)
         if isinstance(full, convolutions.CONVOLUTIONS):
             convolutions.takes_all(full, self.group)
-        if isinstance(full, SyncBatchNorm):
-            full.share_parameters()
         return cast(nn.Layer, full)
 
     def _summed_convolution(self, full: Any) -> nn.Layer:

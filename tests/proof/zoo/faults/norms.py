@@ -6,6 +6,7 @@ from tests.proof.zoo.case import Fault, FaultTable, Setting
 from tests.proof.zoo.patching import last, ranks
 
 NORM = "paddle_dp.core.batch_norm:SyncBatchNorm"
+EXTEND = "paddle_dp.core.batch_norm:extend"
 CONVNET = Setting("convnet")
 FAULTS = FaultTable()
 
@@ -22,8 +23,8 @@ class _Exchange:
         return getattr(self._mesh, name)
 
 
-@FAULTS.add("equal votes of unequal shares", "paddle.nn.SyncBatchNorm on a GPU", CONVNET, f"{NORM}.__init__")
-def equal_votes(init, norm, local, mesh, *index):
+@FAULTS.add("equal votes of unequal shares", "paddle.nn.SyncBatchNorm on a GPU", CONVNET, EXTEND)
+def equal_votes(extend, norm, mesh, index):
     """BatchNorm averages the statistics of unequal shares alike."""
 
     def gather(sums):
@@ -34,19 +35,19 @@ def equal_votes(init, norm, local, mesh, *index):
             row[0] = mean
         return rows
 
-    init(norm, local, _Exchange(mesh, gather=gather), *index)
+    extend(norm, _Exchange(mesh, gather=gather), index)
 
 
 @FAULTS.add(
     "statistics without gradient",
     "silent-fault catalogue, PAR",
     CONVNET,
-    f"{NORM}.__init__",
+    EXTEND,
     where=("body.4.weight",),
 )
-def backward_at_home(init, norm, local, mesh, *index):
+def backward_at_home(extend, norm, mesh, index):
     """BatchNorm's mean and variance are global, but what they give back to the inputs is local."""
-    init(norm, local, _Exchange(mesh, add=lambda tensor: tensor * mesh.ranks), *index)
+    extend(norm, _Exchange(mesh, add=lambda tensor: tensor * mesh.ranks), index)
 
 
 @FAULTS.add("running statistics at home", "silent-fault catalogue, PAR", CONVNET, f"{NORM}.forward")
@@ -60,10 +61,10 @@ def running_statistics_at_home(forward, norm, x):
     return outputs
 
 
-@FAULTS.add("momentum the other way", "BatchNorm's two conventions of momentum", CONVNET, f"{NORM}.__init__")
-def momentum_the_other_way(init, norm, *options):
+@FAULTS.add("momentum the other way", "BatchNorm's two conventions of momentum", CONVNET, EXTEND)
+def momentum_the_other_way(extend, norm, *options):
     """BatchNorm's running statistics move by momentum where they should by 1 - momentum."""
-    init(norm, *options)
+    extend(norm, *options)
     norm.momentum = 1 - norm.momentum
 
 
