@@ -128,8 +128,9 @@ class SyncBatchNorm(nn.Layer):
     """Normalizes over all ranks' samples. `synchronize` makes it the class of a finished BatchNorm: the same object, so
     that the hooks on it, and every list or attribute that has it, stay.
 
-    In evaluation it is the local layer. `present` is False while this rank computes on a dummy sample, which must not
-    count. `index` identifies the BatchNorm within the model, to detect ranks that run different ones.
+    In evaluation, or with `use_global_stats`, it is the local layer. `present` is False while this rank computes on a
+    dummy sample, which must not count. `index` identifies the BatchNorm within the model, to detect ranks that run
+    different ones.
     """
 
     def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
@@ -178,7 +179,7 @@ class SyncBatchNorm(nn.Layer):
             running.set_value(paddle.where(samples > 0, updated, running))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if not self.training:
+        if not self.training or self._use_global_stats:
             if isinstance(self, nn.SyncBatchNorm):  # it has no CPU kernel, not even for evaluation
                 return self.affine(x, self._mean, self._variance, self.weight, self.bias)
             return super(SyncBatchNorm, self).forward(x)  # noqa: UP008 - paddle.jit would go in circles

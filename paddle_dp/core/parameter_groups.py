@@ -27,22 +27,48 @@ from paddle_dp.part.groups import (
     named_parameters,
 )
 
-_RATE_KEY = "given_learning_rate"
+# What a parameter or a BatchNorm was before a group changed it. Two underscores: no setting of the model
+# (`identity.walk`).
+_RATE_KEY, _FROZEN_KEY, _STATISTICS_KEY = "given_learning_rate", "given_frozen", "__given_use_global_stats"
 
 
 def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
     """Applies the groups' settings to the parameters of a whole model, before it is placed; `frozen_names` are frozen
-    unless a group says otherwise.
+    unless a group says otherwise. What the groups of an earlier training of the same model have set is undone first.
 
     Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside blocks.
     """
+    _ungroup(model)
+    norms = [(n, n._use_global_stats) for n in model.sublayers(include_self=True) if keeps_statistics(n)]
+    frozen_before = [(names[0], p, p.stop_gradient) for names, p in named_parameters(model)]
     freeze(model, groups, frozen_names)
+    for name, parameter, frozen in frozen_before:
+        if parameter.stop_gradient != frozen and name not in frozen_names:
+            parameter.optimize_attr = {**parameter.optimize_attr, _FROZEN_KEY: frozen}
+    for norm, used in norms if not frozen_names else ():
+        if norm._use_global_stats != used:
+            vars(norm)[_STATISTICS_KEY] = used
     for parameter, scale, decay in _settings(model, groups):
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
         rate = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
         attributes["learning_rate"] = rate * scale
         if decay is not None:
             attributes[DECAY_KEY] = decay
+
+
+def _ungroup(model: nn.Layer) -> None:
+    """Gives parameters the rates, decays and gradients that they had before `group`, and BatchNorms their statistics.
+    An adapter's base stays frozen."""
+    for parameter in model.parameters():
+        attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
+        attributes["learning_rate"] = attributes.pop(_RATE_KEY, attributes["learning_rate"])
+        attributes.pop(DECAY_KEY, None)
+        parameter.stop_gradient = attributes.pop(_FROZEN_KEY, parameter.stop_gradient)
+        if hasattr(parameter.regularizer, "from_recipe"):
+            parameter.regularizer = None
+    for layer in model.sublayers(include_self=True):
+        if _STATISTICS_KEY in vars(layer):
+            layer._use_global_stats = vars(layer).pop(_STATISTICS_KEY)
 
 
 def _settings(

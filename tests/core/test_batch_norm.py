@@ -120,6 +120,14 @@ def test_in_evaluation_it_is_a_program_of_paddle():
     np.testing.assert_array_equal(paddle.jit.to_static(layer)(x).numpy(), expected)
 
 
+def test_a_second_training_may_freeze_its_statistics():
+    layer = synchronize(nn.BatchNorm1D(3), Mesh.alone())
+    layer._use_global_stats = True
+    x = paddle.randn([5, 3])
+    np.testing.assert_allclose(layer(x).numpy(), x.numpy(), rtol=1e-4)
+    np.testing.assert_array_equal(layer._mean.numpy(), np.zeros(3))
+
+
 def test_copied():
     layer = synchronize(nn.BatchNorm1D(3), Mesh.alone())
     other = copy.deepcopy(layer)

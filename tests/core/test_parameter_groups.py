@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.core.parameter_groups import describe_groups, group, use_group_decays
+from paddle_dp.core.parameter_groups import describe_groups, group, group_decay, use_group_decays
 from paddle_dp.part import ParameterGroup, read_part
 from tests.optimizers.test_optimizers import CASES, RATE, SHELF, gradients, layer, run, wanted
 from tests.parity import LAYOUTS, assert_same, train_each, truth
@@ -89,6 +89,43 @@ def test_check_tells_what_becomes_of_each_group() -> None:
     ]
     group(model, (ParameterGroup(match="*", frozen=False), ParameterGroup(match="*", decay_by_depth=0.5)))
     assert model[0].weight.optimize_attr["learning_rate"] == 0.25
+
+
+def test_groups_do_not_outlive_their_training() -> None:
+    """Those of a first Trainer went on in a second one of the same model, which had none."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2), nn.Linear(2, 2))
+    model[3].weight.stop_gradient = True
+    model[3].bias.optimize_attr["learning_rate"] = 2.0
+
+    def state() -> list[Any]:
+        rows = [
+            (p.stop_gradient, p.optimize_attr["learning_rate"], group_decay(p), p.regularizer)
+            for p in model.parameters()
+        ]
+        return [*rows, model[1]._use_global_stats]
+
+    before = state()
+    groups = (
+        ParameterGroup(match="1", frozen=True),
+        ParameterGroup(match="3.weight", frozen=False),
+        ParameterGroup(match="*", lr_scale=0.5, weight_decay=0.1),
+    )
+    group(model, groups)
+    use_group_decays(paddle.optimizer.Momentum(0.1, parameters=model.parameters()))
+    first = state()
+    assert first != before and first[-1] is True
+    group(model, groups)
+    assert [row[:3] for row in state()[:-1]] == [row[:3] for row in first[:-1]] and state()[-1] is True
+    group(model, ())
+    assert state() == before
+
+
+def test_an_adapters_base_stays_frozen() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
+    group(model, (), {"0.weight", "0.bias", "1.weight", "1.bias"})
+    group(model, ())
+    assert [p.stop_gradient for p in (model[0].weight, model[1].bias, model[2].bias)] == [True, True, False]
+    assert model[1]._use_global_stats is True
 
 
 OPTIMIZER = (
