@@ -39,7 +39,7 @@ from paddle_dp.recipe import (
     Train,
     check_turns,
 )
-from paddle_dp.recipe.folder import claim, move_aside
+from paddle_dp.recipe.folder import claim, lock, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.recipe.train_schema import read_precision
 from paddle_dp.train.callback import Callback
@@ -258,8 +258,7 @@ def _joined() -> Mesh:
     if "PADDLE_TRAINERS_NUM" not in os.environ:
         refuse_parallel_tasks(
             os.environ,
-            "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 if each is "
-            "a separate job.",
+            "start the script by `paddle-dp launch --nodes auto`, or set PADDLE_TRAINERS_NUM=1 for separate jobs.",
         )
     return join()
 
@@ -296,5 +295,6 @@ def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
 def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
     """Moves an older run out of the folder, when all checks have passed. Collective."""
     if mesh.is_main:
+        lock(folder)  # which an earlier `fit` has released
         move_aside(folder, older)
     mesh.wait("run folder ready")

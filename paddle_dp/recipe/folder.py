@@ -46,8 +46,7 @@ def claim(folder: Path, resume: str | None) -> int | None:
             "its logs elsewhere: launch --output-dir DIR."
         )
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        _lock(folder)
+        lock(folder)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -121,9 +120,10 @@ def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Pat
     return aside
 
 
-def _lock(folder: Path) -> None:
-    """Locks the folder for this process. Raises UsageError if another process holds it. Disks without locks have no
-    effect."""
+def lock(folder: Path) -> None:
+    """Locks the folder, made if it is missing, for this process. Raises UsageError if another process holds it. Disks
+    without locks have no effect."""
+    folder.mkdir(0o700, parents=True, exist_ok=True)
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     status = os.fstat(file)
     inode = status.st_dev, status.st_ino

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import inspect
 import os
 import re
@@ -18,6 +19,7 @@ import paddle_dp
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.recipe.folder import LOCK
 from tests.house.datasets import Points
 from tests.house.learners import Chain
 from tests.house.runs import events
@@ -236,6 +238,29 @@ def test_a_wrong_word_is_met_at_the_door(
 def test_a_training_without_a_length_is_not_fitted_by_guess(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give a length"):
         Trainer.of(**described(tmp_path / "run")).fit()
+
+
+def test_each_fit_holds_the_folder(tmp_path: Path) -> None:
+    """A second one ran without the lock that the first had released."""
+    held: list[bool] = []
+
+    class Look(paddle_dp.Callback):
+        def step(self, moment: Any) -> None:
+            with (tmp_path / "run" / LOCK).open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held.append(False)
+                except BlockingIOError:
+                    held.append(True)
+
+    trainer = Trainer.of(**described(tmp_path / "run", callbacks=[Look()]))
+    trainer.fit("1 step")
+    with (tmp_path / "run" / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(UsageError, match="belongs to a job that is running"):
+            trainer.fit("2 steps")
+    trainer.fit("2 steps")
+    assert held == [True, True]
 
 
 def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
