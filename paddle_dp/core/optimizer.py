@@ -14,7 +14,7 @@ from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimize
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from paddle_dp.core.turns import TurnOptimizers
+from paddle_dp.core.turns import Functions, TurnOptimizers
 from paddle_dp.core.updates import Adafactor, Lars, Lion, Muon
 from paddle_dp.errors import UsageError
 
@@ -28,8 +28,10 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
     parameters_by_owner: dict[str, Parameters] = {"optimizer": [], "loss": []}
     if isinstance(optimizer, paddle.optimizer.Optimizer):
         parameters_by_owner["optimizer"] = parameters_of(optimizer)
-    if isinstance(loss, nn.Layer):
-        parameters_by_owner["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
+    for function in loss.functions if isinstance(loss, Functions) else (loss,):
+        learner = getattr(function, "__self__", function)  # of a method
+        if isinstance(learner, nn.Layer):
+            parameters_by_owner["loss"] += [p for p in learner.parameters() if not p.stop_gradient]
     for owner, parameters in parameters_by_owner.items():
         if foreign := [p for p in parameters if id(p) not in known]:
             raise UsageError(

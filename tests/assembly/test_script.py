@@ -319,8 +319,13 @@ def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
     loss = nn.BCEWithLogitsLoss(reduction="none")
     loss.scale = loss.create_parameter([1])
-    with pytest.raises(UsageError, match=r"loss: .* \[1\] is not one of the model's \(Two\)"):
-        Trainer.of(**described(tmp_path / "run", loss=loss))
+    turns = {
+        "first": {"match": ["blocks.0.*"], "loss": loss},
+        "second": {"match": ["blocks.1.*"], "loss": loss.forward},
+    }
+    for losses in ({"loss": loss}, {"loss": loss.forward}, {"loss": None, "turns": turns}):
+        with pytest.raises(UsageError, match=r"loss: .* \[1\] is not one of the model's \(Two\)"):
+            Trainer.of(**described(tmp_path / "run", **{"optimizer": "adamw", **losses}))
 
 
 @pytest.mark.parametrize(
