@@ -19,6 +19,7 @@ from paddle_dp.recipe.train_schema import refuse_epochs
 
 OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
 S = TypeVar("S")
+_ANY_LENGTH = ("constant", "inverse_sqrt", "milestones", "plateau")  # schedules whose rates it leaves alone
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
@@ -105,7 +106,8 @@ def built_schedule(value: Any, steps: int, steps_per_epoch: int, train: Train) -
     for lengths in epochs under a batch_ramp."""
     if (component := named("schedules", value)) is None:
         return value
-    if not steps and component.name not in ("constant", "plateau"):
+    taken = getattr(component.config, "training_arguments", ("steps",))  # of a dotted name's parameters
+    if not steps and "steps" in taken and component.name not in _ANY_LENGTH:
         raise UsageError(
             f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
@@ -184,11 +186,9 @@ def check_mappings(**mappings: Any) -> None:
 
 def plain_ramp(value: Any) -> Any:
     """A ramp of batches as a recipe writes it."""
-    is_ramp = isinstance(value, BatchRamp)
-    return TypeAdapter(BatchRamp).dump_python(value, mode="json") if is_ramp else value
+    return TypeAdapter(BatchRamp).dump_python(value, mode="json") if isinstance(value, BatchRamp) else value
 
 
 def plain(**settings: Any) -> dict[str, Any]:
     """The settings with NumPy numbers as Python numbers."""
-    items = settings.items()
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in items}
+    return {name: x.item() if isinstance(x, np.generic) else x for name, x in settings.items()}
