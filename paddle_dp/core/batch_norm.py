@@ -238,7 +238,7 @@ def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
 
 
 def extend(layer: Any, mesh: ProcessGroup, index: int) -> None:
-    """Adds what a SyncBatchNorm needs beside a BatchNorm's attributes."""
+    """Adds a SyncBatchNorm's further attributes to a BatchNorm."""
     layer.mesh, layer.index, layer.present = mesh, index, True
     # Paddle's kernel takes float32: 1e-5 becomes 2.5e-13 less, and 0.9 becomes 2.4e-8 less.
     layer.epsilon, layer.momentum = (float(np.float32(x)) for x in (layer._epsilon, layer._momentum))
