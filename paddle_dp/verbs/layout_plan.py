@@ -5,6 +5,7 @@ No process starts and no sample is read. The model is built without memory for i
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 
 from paddle_dp.axes.meta_init import describe_weights, units
 from paddle_dp.errors import UsageError
-from paddle_dp.part import adapted
+from paddle_dp.part import adapted, find
+from paddle_dp.part.config import fields_of
 from paddle_dp.plan import problems
 from paddle_dp.plan.candidates import Candidate, Numerics
 from paddle_dp.plan.devices import Device, used_cards
@@ -91,11 +93,18 @@ class RecipePlan:
         reasons = {n: layout for n, layout in layouts.items() if isinstance(layout, str)}
         return cls(recipe=recipe, planner=planner, rankings=rankings, reasons=reasons, price=price)
 
+    @property
+    def lacking(self) -> str:
+        """A sentence on settings of the recipe's strategy that no layout here has; "" for none."""
+        lacking = ", ".join(_as_hybrid(self.recipe)[1])
+        return lacking and f"every layout here is hybrid's, which has no setting {lacking}: left out"
+
     def as_fields(self) -> dict[str, Any]:
         """The plan as one JSON object; seconds without a limit are null."""
         bars = self.planner.bars
         return {
-            "recipe": self.recipe.name, "parameters": total_parameters(self.planner.blocks),
+            "recipe": self.recipe.name, "lacking": _as_hybrid(self.recipe)[1],
+            "parameters": total_parameters(self.planner.blocks),
             "model": self._model_fields(), "batch": self.recipe.train.batch,
             "device": asdict(self.planner.device),
             "bar": {"class": bars, "ratio": BARS[bars], "runs": RUNS[bars], "tie": TIE, "stage3": STAGE3},
@@ -141,7 +150,20 @@ def hybrid(file: Path, settings: Sequence[str], recipe: Recipe) -> Recipe:
             f"strategy.use={recipe.strategy.name}: a plan knows the steps of {', '.join(STRATEGIES)}: add "
             "strategy.use=hybrid to plan those."
         )
-    return read_recipe(file, [*settings, "strategy.use=hybrid"])
+    return read_recipe(file, [*settings, *_as_hybrid(recipe)[0]])
+
+
+def _as_hybrid(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """The overrides that give the recipe hybrid, with the settings of its strategy that hybrid has, too; and changed
+    ones that it lacks. Another `use` alone would leave all of them out."""
+    strategy, known = recipe.strategy, fields_of(find("strategies", "hybrid"))
+    if strategy.name == "hybrid":
+        return [], []
+    default = replace(strategy, config=type(strategy.config)()).settings
+    texts = {key: f"strategy.{key}={json.dumps(value)}" for key, value in strategy.settings.items()}
+    kept = [text for key, text in texts.items() if key in known]
+    changed = [key for key, value in strategy.settings.items() if key != "use" and value != default[key]]
+    return ["strategy.use=hybrid", *kept], [texts[key] for key in changed if key not in known]
 
 
 def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates = SHEET) -> Planner:
@@ -253,8 +275,7 @@ def _no_layout(planner: Planner, ranks: Sequence[int]) -> str:
 
 def layout_settings(recipe: Recipe, choice: Candidate) -> list[str]:
     """The overrides that give the recipe a layout."""
-    use = [] if recipe.strategy.name == "hybrid" else ["strategy.use=hybrid"]
-    return [*use, *(f"{key}={value}" for key, value in choice.settings().items())]
+    return [*_as_hybrid(recipe)[0], *(f"{key}={value}" for key, value in choice.settings().items())]
 
 
 def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: Path) -> Path:
@@ -283,7 +304,8 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
     header = (
         f"# Planned for {plural(ranking.ranks, 'card')} {device.name}: {foretold}; {amount(chosen.memory.total)} on "
         f"the fullest{', which is tight' if chosen.tight else ''}.\n"
-        f"# Every default is written out. Start:  {start_command(path, ranking.ranks, device.node)}\n"
+        + (f"# Of the recipe: {plan.lacking}.\n" if plan.lacking else "")
+        + f"# Every default is written out. Start:  {start_command(path, ranking.ranks, device.node)}\n"
     )
     write_recipe(recipe, path, header)
     return path

@@ -27,12 +27,13 @@ class PlanScreen:
 
     def __init__(self, plan: RecipePlan) -> None:
         self.planner, self.rankings, self.price = plan.planner, plan.rankings, plan.price
-        self.recipe, self.reasons = plan.recipe, plan.reasons
+        self.recipe, self.reasons, self.lacking = plan.recipe, plan.reasons, plan.lacking
 
     def lines(self) -> Iterator[str]:
         """Yields the screen's lines, of 100 columns: a table for one number of cards, a line for each of several."""
         yield from _wrapped(self.title())
         yield from _wrapped(self.network())
+        yield from _wrapped(self.lacking)
         yield ""
         yield from self._curve() if len(self.rankings) > 1 else self._table(self.rankings[0])
         yield ""

@@ -417,3 +417,27 @@ def test_compressed_gradients_are_not_described() -> None:
     plan = planned("strategy={use: data_parallel, compress: bfloat16}")
     assert plan.rankings[0].current is None and "strategy.compress" in plan.reasons[8]
     assert "strategy.compress" in " ".join(PlanScreen(plan).lines())
+
+
+def test_the_strategy_s_settings_stay_and_those_that_hybrid_lacks_are_named(tmp_path: Path) -> None:
+    """`strategy.use=hybrid` alone emptied the group: the plan and the written recipe had BatchNorm over all ranks."""
+    file = tmp_path / "resnet.yaml"
+    text = (CONFIGS / "digits_resnet18.yaml").read_text()
+    strategies = (
+        "{use: data_parallel, sync_batch_norm: false, check_every: 7 steps, compress: bfloat16}",
+        "{use: data_parallel, check_every: null}",
+    )
+    plans, written = [], []
+    for number, strategy in enumerate(strategies):
+        file.write_text(re.sub("(?m)^strategy: .*", f"strategy: {strategy}", text))
+        plans.append(RecipePlan.make(file, (), [8], DEVICES["a100-80"]))
+        written.append(write_chosen(plans[-1], file, (), tmp_path / str(number)))
+    assert [plan.planner.numerics.sync_norms for plan in plans] == [False, True]
+    local, synchronized = (read_recipe(path).strategy for path in written)
+    assert (local.config.sync_batch_norm, str(local.config.check_every)) == (False, "7 steps")
+    assert synchronized.config.sync_batch_norm and synchronized.config.check_every is None
+    lacks = 'has no setting strategy.compress="bfloat16": left out'
+    for place in (written[0].read_text(), "\n".join(PlanScreen(plans[0]).lines())):
+        assert lacks in place
+    assert plans[0].as_fields()["lacking"] == ['strategy.compress="bfloat16"']
+    assert not plans[1].lacking and "no setting" not in written[1].read_text()
