@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +56,7 @@ def settings_of(content: Any, prefix: str = "") -> dict[str, str]:
             flat |= settings_of(component, f"{prefix}.{name}{number}")
         return flat
     text = "null" if content is None else str(content).lower() if isinstance(content, bool) else str(content)
-    return {prefix: text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"}
+    return {prefix: text}
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,8 @@ class RunComparison:
         rows = [settings_of({k: v for k, v in run.recipe.items() if k not in _IGNORED}) for run in self.runs]
         known = [row for row, run in zip(rows, self.runs, strict=True) if run.recipe]
         keys = dict.fromkeys(key for row in known for key in row)
-        return [
-            (key, *(row.get(key, ABSENT) for row in rows))
-            for key in keys
-            if len({row.get(key) for row in known}) > 1
-        ]
+        different = [key for key in keys if len({row.get(key) for row in known}) > 1]
+        return [(key, *_cut([row.get(key, ABSENT) for row in rows])) for key in different]
 
     @cached_property
     def circumstances(self) -> list[Row]:
@@ -159,6 +157,16 @@ class RunComparison:
         return line_chart(
             f"{title}, over {_POSITIONS[x]}", curves, _POSITIONS[x].split()[0], may_be_log=name != "lr"
         )
+
+
+def _cut(texts: Sequence[str]) -> Iterator[str]:
+    """Yields the texts, of which at most _MOST_TEXT characters from shortly before their first difference."""
+    known = [*{*texts} - {ABSENT}]
+    alike = takewhile(lambda column: len({*column}) == 1, zip(*known, strict=False))
+    begin = max(len([*alike]) - _MOST_TEXT // 2, 0) if len(known) > 1 else 0
+    for text in texts:
+        end = begin + _MOST_TEXT
+        yield text if text == ABSENT else "…" * (begin > 0) + text[begin:end] + "…" * (end < len(text))
 
 
 def _results(run: RunRecord, score_names: Sequence[str]) -> dict[str, str]:

@@ -66,6 +66,26 @@ def test_settings_of_callbacks_are_compared_by_name() -> None:
     assert settings_of({"a": None, "b": True, "c": {}}) == {"a": "null", "b": "true", "c": "{}"}
 
 
+def test_long_values_are_compared_whole_and_cut_where_they_differ(tmp_path: Path) -> None:
+    """Both were cut to the same 120 characters, so "The recipes have the same settings." """
+    names = [f"class_{n}" for n in range(40)]
+    folders = [
+        runs.write(
+            tmp_path / label, runs.start(), recipe=f"model: {{use: mlp, names: {json.dumps(list_)}}}\n"
+        )
+        for label, list_ in (("a", names), ("b", [*names[:30], "other", *names[31:]]), ("c", names))
+    ]
+    ((key, *shown),) = read_runs(folders).differences
+    assert key == "model.names" and len({*shown}) == 2 and shown[0] == shown[2]
+    assert "'class_29', 'class_30'" in shown[0] and "'class_29', 'other'" in shown[1]
+    assert all(text[0] == text[-1] == "…" and len(text) <= 122 for text in shown)
+    write_comparison(read_runs(folders), tmp_path / "c.html")
+    assert "have the same settings" not in (tmp_path / "c.html").read_text()
+    (tmp_path / "c" / "recipe.yaml").write_text("model: {use: mlp}\n")
+    ((_, *shown),) = read_runs([folders[0], folders[2]]).differences
+    assert shown == [str(names)[:120] + "…", "–"]
+
+
 def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
     first, second = pair(tmp_path)
     (second / "metrics.jsonl").unlink()
