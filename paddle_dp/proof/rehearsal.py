@@ -25,17 +25,20 @@ from paddle_dp.assembly.initial import load_full
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
+from paddle_dp.errors import UsageError
 from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder, digest
 from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, READ, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, GradientFollower, recorded_gradients
-from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, short, take_first
+from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, short, spread, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import make_late
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train.evaluate import NoTargetError
+from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.units import Every, Length
 
 TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks shares them equally
@@ -55,6 +58,7 @@ class RehearsalMonitor(Callback):
         self.read, self.reads_global_batches, self.seed = read, reads_global_batches, seed
         self.every = None if alone else Every(READ, "steps")
         self.rows: list[dict[str, Any]] = []
+        self._evaluation: dict[str, float] = {}
         self._reads: list[list[int]] = []  # by step: this rank's samples
         self._step = 0
 
@@ -86,6 +90,23 @@ class RehearsalMonitor(Callback):
 
     def step(self, moment: Moment) -> None:
         """Does nothing: the method alone makes these updates have metrics."""
+
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
+        self._evaluation = {**evaluation.numbers, "samples": evaluation.samples}
+
+    def test_numbers(self, trainer: Trainer) -> dict[str, float]:
+        """Evaluates, and returns the numbers and `samples`. A metric that fails is NaN, and no number is there if no
+        target counts: so few samples may be of one class, and the other side has to do the same. Collective."""
+        self._evaluation = {}
+        try:
+            if trainer.run.test_loader is not None:
+                trainer.evaluate()
+        except NoTargetError:
+            pass
+        except UsageError:
+            if not self._evaluation:
+                raise
+        return self._evaluation
 
     def gather_reads(self) -> None:
         """Adds to each row the samples that all ranks read. Collective. Between two steps it would hide a rank that
@@ -161,8 +182,7 @@ class Rehearsal:
         with recording as recorder:
             monitor.watch(trainer.learner, recorder)
             trainer.fit(Length(EVALUATED, "steps"))
-            if trainer.run.test_loader is not None:
-                trainer.evaluate()
+            monitor.test_numbers(trainer)
             trainer.fit(Length(SAVED, "steps"))
             save(trainer.snapshot(), self.setup.folder / "checkpoints", trainer.mesh)
             trainer.fit(Length(STEPS, "steps"))
@@ -189,7 +209,7 @@ class Rehearsal:
             if split == "train":
                 first = np.arange(min(2 * self.batch + self.short, len(full)))
                 return RecordedSubset(full, first, scattered, read)
-            return RecordedSubset(full, np.arange(min(self.test_samples, len(full))))
+            return RecordedSubset(full, spread(full, self.test_samples))
 
         def delivered(split: Split, indices: Any) -> None:
             if split == "train":
@@ -219,9 +239,7 @@ class Rehearsal:
 
     def _results(self, trainer: Trainer, monitor: RehearsalMonitor) -> dict[str, Any]:
         monitor.gather_reads()
-        evaluation = trainer.evaluate() if trainer.run.test_loader is not None else None
-        numbers = {} if evaluation is None else {**evaluation.numbers, "samples": evaluation.samples}
-        return {"rows": monitor.rows, "evaluation": numbers}
+        return {"rows": monitor.rows, "evaluation": monitor.test_numbers(trainer)}
 
 
 def digests(trainer: Trainer) -> dict[str, str]:

@@ -18,6 +18,7 @@ from paddle_dp.text import and_more
 EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
 READ = 2  # ranks read the numbers of every second step
 EPOCH = 3  # global batches
+EXACT_MEANS = ("samples", "loss", "ema_loss")  # numbers of an evaluation that no two tied classes change
 NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
 }  # fmt: skip
@@ -112,10 +113,18 @@ class RehearsalComparison:
         )
 
     def _evaluations(self) -> Iterator[RehearsalDifference]:
+        reference, candidate = self.reference["plain"]["evaluation"], self.candidate["evaluation"]
         noisy = [run["evaluation"] for run in self.reference["noise"]]
-        for name, number in self.reference["plain"]["evaluation"].items():
-            other = self.candidate["evaluation"][name]
-            if not self._near(number, other, [evaluation[name] for evaluation in noisy]):
+        for name in dict.fromkeys([*reference, *candidate]):
+            if name not in reference or name not in candidate:
+                lacking = diagnose.missing("many" if name in reference else "one")
+                yield RehearsalDifference(STEPS, "evaluation", f"held out: the {name} {lacking}")
+                continue
+            more = 0.0
+            if name not in EXACT_MEANS:
+                more = LARGEST_R * least_of_a_score(self.reference["dtype"], reference["samples"])
+            number, other = reference[name], candidate[name]
+            if not self._near(number, other, [evaluation[name] for evaluation in noisy], more):
                 yield RehearsalDifference(
                     STEPS, "evaluation",
                     f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "

@@ -75,6 +75,13 @@ def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> RecordedSubset 
     return RecordedSubset(data, np.arange(min(len(data), samples)), scattered)
 
 
+def spread(dataset: Any, samples: int) -> np.ndarray:
+    """Indices [samples] of the data set at equal distances, or all: a folder may be sorted by class. Of a stream, the
+    first ones."""
+    indices = np.arange(min(samples, len(dataset)))
+    return indices if is_in_order(dataset) else indices * len(dataset) // len(indices)
+
+
 def _opened(recipe: Recipe, split: Split, mesh: Mesh) -> tuple[Any, bool]:
     """The data set of a split, or its stand-in on a rank that does not read it; and whether rank 0 reads for all.
     Collective."""

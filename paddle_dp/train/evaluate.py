@@ -25,6 +25,10 @@ from paddle_dp.train.evaluation import Evaluation
 MAX_CONFUSION_CLASSES = 2000  # a confusion matrix of more is too large to count, to send and to read
 
 
+class NoTargetError(DataError):
+    """No target of the held-out samples counts: on every rank."""
+
+
 @dataclass
 class _Tally:
     """The sums and counts of one rank."""
@@ -82,7 +86,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
     Raises DataError if the number of samples counted differs from the data set's, since then every result would be
-    wrong, or if no target counted. The numbers of a metric that fails are NaN, and `failure` says why.
+    wrong, NoTargetError if no target counted. The numbers of a metric that fails are NaN, and `failure` says why.
     """
     learner.statistics.sync()
     while True:
@@ -99,12 +103,11 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     if samples != loader.sampler.samples:
         raise DataError(f"the evaluation counted {samples} samples instead of {loader.sampler.samples}.")
     if count == 0:
-        raise DataError(
+        raise NoTargetError(
             f"not one target of the {samples} held-out samples counts, so there is no loss: look at the data set's "
             "test split, and at the targets that the loss ignores (loss.ignore_index)."
         )
-    names = list(dict.fromkeys(name for row in rows for name in row[0]))
-    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
+    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for each in rows for name in each[0]}
     if confusion is not None and confusion.any():  # the accuracy, for a loss without scores
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     failure = ""
@@ -115,10 +118,9 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
         except UsageError as error:  # on every rank
             numbers |= dict.fromkeys(collected.metric.names, math.nan)
             failure = failure or str(error)
-    classes = class_names(loader.dataset) or None
     return Evaluation(
         numbers=numbers, samples=samples, available=loader.sampler.dataset_samples, confusion=confusion,
-        classes=classes, failure=failure,
+        classes=class_names(loader.dataset) or None, failure=failure,
     )  # fmt: skip
 
 

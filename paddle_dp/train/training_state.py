@@ -286,9 +286,9 @@ class TrainingState:
     def _tell_evaluated(self, evaluation: Evaluation) -> None:
         self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
-            self._refused = evaluation
             if not self.callbacks.at_work:
                 self._refuse_evaluation(evaluation)
+            self._refused = evaluation
 
     def evaluation_names(self) -> set[str]:
         """Implements `Training.evaluation_names`. Collective."""

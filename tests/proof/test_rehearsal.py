@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from paddle_dp.data.stream import Stream
 from paddle_dp.proof.rehearsed import STEPS, RehearsalComparison, rehearsal_sentence
+from paddle_dp.proof.samples import spread
 
 
 def side(**changes):
@@ -139,6 +141,44 @@ def test_a_number_that_is_finite_on_neither_side_is_no_difference():
         float("nan"),
     )
     assert found.first_difference() is None
+
+
+def test_a_tied_class_of_few_held_out_samples_is_no_difference():
+    """Rounding alone decides it, and acc1 of 7 samples differs by 14 %: honest ranks were DIFFERENT."""
+    found = rehearsals()
+    evaluations = [run["evaluation"] for run in (found.reference["plain"], *found.reference["noise"])]
+    for evaluation in (*evaluations, found.candidate["evaluation"]):
+        evaluation |= {"acc1": 4 / 7, "ema_acc1": 3 / 7, "ema_loss": 1.0, "auc": float("nan")}
+    found.candidate["evaluation"] |= {"acc1": 5 / 7, "ema_acc1": 4 / 7}
+    assert found.first_difference() is None
+    found.candidate["evaluation"]["acc1"] = 7 / 7
+    assert "held out: acc1 0.571428571 on one process, 1 on 2 ranks" in found.first_difference().sentence
+    found.candidate["evaluation"] |= {"acc1": 5 / 7, "auc": 0.5}  # it failed on one process alone
+    assert "held out: auc nan on one process, 0.5 on 2 ranks" in found.first_difference().sentence
+    found.candidate["evaluation"] |= {"auc": float("nan"), "ema_loss": 1.001}
+    assert "held out: ema_loss" in found.first_difference().sentence
+    found.reference["dtype"] = "float64"
+    found.candidate["evaluation"]["ema_loss"] = 1.0
+    assert "held out: acc1" in found.first_difference().sentence
+
+
+@pytest.mark.parametrize("lacks", ["ranks", "one process"])
+def test_a_held_out_number_that_only_one_side_has_is_a_difference(lacks):
+    """The ranks' alone was SAME, one process's a KeyError."""
+    found = rehearsals()
+    one = [run["evaluation"] for run in (found.reference["plain"], *found.reference["noise"])]
+    for evaluation in [found.candidate["evaluation"]] if lacks == "one process" else one:
+        evaluation["acc1"] = 0.5
+    first = found.first_difference()
+    assert (first.kind, first.step) == ("evaluation", STEPS) and "held out: the acc1" in first.sentence
+    assert ("on no rank" if lacks == "ranks" else "and not on one process") in first.sentence
+
+
+def test_held_out_samples_are_spread_over_the_data():
+    """The first of a folder that is sorted by class are of one class, for which there is no auc."""
+    assert spread(range(100), 7).tolist() == [0, 14, 28, 42, 57, 71, 85]
+    assert spread(range(3), 7).tolist() == [0, 1, 2]
+    assert spread(Stream(iter(()), 100), 3).tolist() == [0, 1, 2]
 
 
 def test_sides_are_read_from_their_folders(tmp_path):

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -230,6 +232,28 @@ def test_a_model_with_fixed_names_is_compared(tmp_path, layout):
     words = ("model={use: tests.part.fixed_names.FixedNames}", "dataset.as_image=false", f"strategy={layout}")
     with comparisons_in_forks():
         assert verify_here(recipe(tmp_path), words, steps=2, rehearse=True) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneClass:
+    """Digits; the held-out ones are all of class `held_out`."""
+
+    held_out: int
+
+    def build(self, split: str) -> list[Any]:
+        inputs = np.random.RandomState(0).rand(70, 1, 8, 8).astype("float32")
+        return [(row, n % 10 if split == "train" else self.held_out) for n, row in enumerate(inputs)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "words", [("metrics=[{use: auc}]",), pytest.param(("loss.ignore_index=3",), marks=pytest.mark.long)]
+)
+def test_held_out_samples_without_a_number_on_either_side_refuse_no_rehearsal(tmp_path, words):
+    """A metric that fails ended both sides, and so did samples of which none counts: of so few, and not of all."""
+    data = "dataset={use: tests.proof.test_verify.OneClass, held_out: 3}"
+    with comparisons_in_forks():
+        assert verify_here(recipe(tmp_path), (data, *words), steps=2, rehearse=True) == 0
 
 
 class Referred(nn.Layer):
