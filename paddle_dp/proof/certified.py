@@ -50,7 +50,9 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     if step is not None:
         selected = [interval_to(content, run, step)]
     elif replay:
-        selected = evenly_spread(intervals(content, run), replay)
+        spans = intervals(content, run)
+        print("".join(f"{span.mixed}\n" for span in spans if span.mixed), end="")
+        selected = evenly_spread([span for span in spans if not span.mixed], replay)
     for number, interval in enumerate(selected, start=1):
         same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same
@@ -145,13 +147,16 @@ def _sizes(before: Content, after: Content) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Updates `start` + 1 to `to`; `begin`, `end`: the checkpoints before and after them, or None."""
+    """Updates `start` + 1 to `to`; `begin`, `end`: the checkpoints before and after them, or None. `accepted`: keys of
+    the recipe that were changed at the beginning (train --accept); `mixed`: why no single recipe made the updates."""
 
     start: int
     to: int
     begin: Path | None
     end: Path | None
     recipe: Mapping[str, Any] = field(repr=False)
+    accepted: Sequence[str] = ()
+    mixed: str = ""
 
     def cut(self, steps: int | None) -> Interval:
         """The interval's first `steps` updates."""
@@ -185,9 +190,16 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
 def _interval(checkpoint_steps: Mapping[int, Path | None], start: int, to: int) -> Interval:
     """Updates `start` + 1 to `to`, with the recipe of the first checkpoint after them, or of the one before them."""
     later = next((step for step in checkpoint_steps if step >= to), start)
+    state = _recipe_state(checkpoint_steps[later])
+    changes = [(int(each["step"]), each["key"]) for each in (state.get("identity") or {}).get("accepted", ())]
+    within = {key: step for step, key in changes if start < step < later}
+    mixed = (
+        f"steps {start + 1} to {later} cannot be trained again: {', '.join(within)} changed after step "
+        f"{max(within.values())} (--accept), of which there is no checkpoint."
+    ) if within else ""  # fmt: skip
     return Interval(
-        start=start, to=to, begin=checkpoint_steps[start], end=checkpoint_steps.get(to),
-        recipe=_recipe(checkpoint_steps[later]),
+        start=start, to=to, begin=checkpoint_steps[start], end=checkpoint_steps.get(to), recipe=state["recipe"],
+        accepted=[key for step, key in changes if step == start], mixed=mixed,
     )  # fmt: skip
 
 
@@ -206,15 +218,15 @@ def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:
     return dict(sorted(checkpoint_steps.items()))
 
 
-def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
-    recipe = None if checkpoint is None else load(checkpoint, verify=False).state["recipe"]
-    if recipe is None:
+def _recipe_state(checkpoint: Path | None) -> Mapping[str, Any]:
+    """The state of a checkpoint with a recipe."""
+    state = {} if checkpoint is None else load(checkpoint, verify=False).state
+    if state.get("recipe") is None:
         raise UsageError(
             "nothing can be trained again: only a recipe can, from a checkpoint that keeps it. A training that a "
             "script describes is trained again by the script."
         )
-    settings: Mapping[str, Any] = recipe
-    return settings
+    return state
 
 
 def evenly_spread(spans: Sequence[Interval], count: int) -> list[Interval]:
@@ -228,10 +240,12 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
 
     `which`: " (1 of 3)", for the first line: nothing more is printed until the interval is done.
     """
+    if interval.mixed:
+        raise UsageError(interval.mixed)
     attempts = certificates.attempts_of(content, interval.start + 1, interval.to)
     digests = certificates.saves(content).get(interval.to, {})
     options = {
-        "start": None if interval.begin is None else str(interval.begin),
+        "start": None if interval.begin is None else str(interval.begin), "accept": interval.accepted,
         "saved": None if interval.end is None else str(interval.end),
         "to": interval.to, "data": content["data"], "digest": digests.get("model"),
         "ranks": max(2, *(attempt["ranks"] for attempt in attempts)),

@@ -73,10 +73,10 @@ class Drift:
 def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
     """Entry point of one process. Writes `Retraining.result` to the folder options["out"].
 
-    Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", the run's recorded
-    ones by step; "digest", of the run's weights after "to", and "saved", the checkpoint that holds them, each None if
-    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2; "tensor", the
-    ranks of its tensor axis.
+    Options: "start", a checkpoint's path or None for the beginning; "accept", keys in which it may differ; "to", the
+    last update; "losses", the run's recorded ones by step; "digest", of the run's weights after "to", and "saved", the
+    checkpoint that holds them, each None if there is none; "data", the run's facts on its data sets; "ranks", the run's
+    ranks, at least 2; "tensor", the ranks of its tensor axis.
     """
     mesh = join(recipe.train.seed, recipe.train.device)
     if mesh.ranks != 1:
@@ -128,7 +128,7 @@ class Retraining:
 
     def _train(self, kind: noise.Noise | None) -> TrainingResult:
         gc.collect()  # a learner refers to itself: only the collector frees the last one
-        trainer = build(self.recipe, self.mesh, self.options["start"])
+        trainer = build(self.recipe, self.mesh, self.options["start"], self.options["accept"])
         if kind is None:
             self._check(trainer)
             self.before = _arrays(model_shards(trainer.learner))

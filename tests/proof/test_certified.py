@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -167,6 +168,27 @@ def test_a_run_of_several_sizes_is_trained_again(tmp_path, capsys, monkeypatch):
     flip_last_byte(damaged)
     assert certificate(out) == 1
     assert "its checksum is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_run_whose_loss_was_changed_is_trained_again_with_each_loss(tmp_path, capsys, monkeypatch):
+    """The interval after the change has the new loss and begins with a checkpoint of the old one: it was refused."""
+    monkeypatch.setattr(certified, "run_alone", lambda job, variables=None: run_in_forks(job))
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    for until, words, resume in ((4, (), None), (8, ("loss.label_smoothing=0.1",), "newest")):
+        overrides = (f"train.length={until} steps", *words)
+        job = Job(recipe=recipe, overrides=overrides, ranks=1, output_dir=out, resume=resume,
+                  extra={"accept": ["loss"]} if resume else {})  # fmt: skip
+        assert run_in_forks(job) == 0
+    assert certificate(out, replay=2) == GOOD
+    assert capsys.readouterr().out.count("again on one process: the same\n  the weights are bit-equal") == 2
+    shutil.rmtree(out / "checkpoints" / step_name(4))
+    assert certificate(out, replay=1) == GOOD
+    changed = "steps 1 to 8 cannot be trained again: loss.label_smoothing changed after step 4 (--accept)"
+    assert f"\n{changed}, of which there is no checkpoint.\n" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="steps 1 to 8 cannot be trained again"):
+        certificate(out, step=3)
 
 
 def flip_last_byte(path: Path) -> None:
