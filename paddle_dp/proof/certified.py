@@ -289,9 +289,8 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
         finally:
             recipe.unlink(missing_ok=True)
     here = all(attempt["host"] == socket.gethostname() for attempt in attempts)
-    same, lines = judgement(
-        result, exact=alone and here and interval_recipe.strategy.config.batch_chunks == 1
-    )
+    exact = alone and here and interval_recipe.strategy.config.batch_chunks == 1
+    same, lines = judgement(result, exact, other_kernels(attempts, result["kernels"]) if exact else ())
     ranks = ", then ".join(
         plural(count, "rank") for count, _ in itertools.groupby(a["ranks"] for a in attempts)
     )
@@ -317,10 +316,22 @@ def losses(run: Path) -> dict[int, float]:
     return loss_by_step
 
 
-def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
+def other_kernels(attempts: Sequence[Content], now: Mapping[str, str]) -> list[str]:
+    """Reasons why one process may compute other last bits than in the attempts: `now` has today's device and the
+    versions of packages with kernels."""
+    reasons = [] if now["device"] == "cpu" else ["an accelerator adds in any order"]
+    for name, today in now.items():
+        before = {str(attempt["versions"].get(name, attempt.get(name))) for attempt in attempts} - {today}
+        reasons += [f"{name} was {each} and is {today}" for each in sorted(before)]
+    return reasons
+
+
+def judgement(
+    result: Mapping[str, Any], exact: bool = False, reasons: Sequence[str] = ()
+) -> tuple[bool, list[str]]:
     """Whether an interval is the same, and lines with the reasons. Distances are in units of the drift, as in a proof.
 
-    `exact`: one process of this machine trained it before, so no bit may differ.
+    `exact`: one process of this machine trained it before, so no bit may differ, unless there are `reasons`.
     """
     lines, same = [], True
     if result["bits"]:
@@ -336,8 +347,9 @@ def judgement(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, lis
         )
     distances = [difference(recorded, here) for _, recorded, here, _ in result["losses"]]
     if exact and (result["bits"] is False or any(distances)):
-        same = False
-        lines.append("one process of this machine has done it before, so every bit should be the same")
+        same = same and bool(reasons)
+        every_bit = "one process of this machine has done it before, so every bit should be the same"
+        lines.append(f"bits may differ: {'; '.join(reasons)}" if reasons else every_bit)
     # A loss near 0 is no chaos: the drift is compared with the largest loss so far.
     sizes = itertools.accumulate(
         (abs(here) if isfinite(here) else 0.0 for *_, here, _ in result["losses"]), max

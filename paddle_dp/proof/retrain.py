@@ -18,7 +18,7 @@ import numpy as np
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.batch import Batch
-from paddle_dp.certificate.certificate import model_digest
+from paddle_dp.certificate.certificate import model_digest, versions
 from paddle_dp.checkpoint import TensorShard, load
 from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
@@ -33,6 +33,7 @@ from paddle_dp.train.state import model_shards
 from paddle_dp.units import Length
 
 RESULT = "again.json"
+KERNELS = ("device", "paddle", "numpy", "python")  # facts on which the last bits of one process depend
 Arrays = dict[str, np.ndarray]
 
 
@@ -93,10 +94,12 @@ class Retraining:
         self.to, self.dtype = int(options["to"]), recipe.train.precision.dtype
         self.recorded_losses = {int(step): float(loss) for step, loss in options["losses"].items()}
         self.before: Arrays = {}
+        self.kernels: dict[str, str] = {}
 
     def result(self) -> dict[str, Any]:
         """Trains, and returns {"losses": [[step, recorded, here, drift], …], "bits": whether the weights are the run's,
-        "weights": [distance, drift, movement], "digest"}; None where the run left nothing to compare."""
+        "weights": [distance, drift, movement], "digest", "kernels": the device and versions on which the last bits
+        depend}; None where the run left nothing to compare."""
         plain = self._train(None)
         saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
         is_equal = all(
@@ -124,7 +127,9 @@ class Retraining:
         if saved is not None:
             floor = unit_of(drift.weights, norm(trained), arithmetic_eps(self.dtype))
             weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
-        return {"losses": losses, "bits": bits, "digest": plain.digest, "weights": weights}
+        return {
+            "losses": losses, "bits": bits, "digest": plain.digest, "weights": weights, "kernels": self.kernels
+        }  # fmt: skip
 
     def _train(self, kind: noise.Noise | None) -> TrainingResult:
         gc.collect()  # a learner refers to itself: only the collector frees the last one
@@ -144,8 +149,10 @@ class Retraining:
         )
 
     def _check(self, trainer: Trainer) -> None:
-        """Raises UsageError if the data are not the run's."""
+        """Notes the device and the versions. Raises UsageError if the data are not the run's."""
         assert trainer.run.identity is not None, "a trainer of a recipe has an identity"
+        known = {"device": self.mesh.displayed_device, **versions(trainer.run.identity)}
+        self.kernels = {name: known[name] for name in KERNELS}
         if changes := data_changes(self.options["data"], trainer.run.identity):
             raise UsageError(f"the run cannot be trained again: {'; '.join(map(str, changes))}.")
 

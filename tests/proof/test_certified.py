@@ -64,6 +64,32 @@ def test_a_distance_is_judged_by_what_rounding_does(result, exact, same):
     assert judgement({"digest": "d", **result}, exact)[0] is same
 
 
+NOW = {"device": "cpu", "paddle": "3.3.1", "numpy": "2.1.0", "python": "3.12.3"}
+
+
+@pytest.mark.parametrize(
+    ("now", "reasons"),
+    [
+        (NOW, []),
+        ({**NOW, "paddle": "3.4.0"}, ["paddle was 3.3.1 and is 3.4.0"]),
+        ({**NOW, "numpy": "2.2.0"}, ["numpy was 2.1.0 and is 2.2.0"]),
+        ({**NOW, "device": "gpu:0"}, ["an accelerator adds in any order", "device was cpu and is gpu:0"]),
+    ],
+)
+def test_one_process_with_other_kernels_is_judged_by_what_rounding_does(now, reasons):
+    """After an update of Paddle, or on a GPU, an honest run of one process was DIFFERENT for its last bits."""
+    versions = {name: NOW[name] for name in ("paddle", "numpy", "python")} | {"paddle_dp": "0.1"}
+    attempt = {"device": "cpu", "versions": versions}
+    assert certified.other_kernels([attempt, attempt], now) == reasons
+    near = {"digest": "d", "bits": False, "weights": [7.9, 1.0, 100.0], "losses": LOSSES}
+    same, lines = judgement(near, True, reasons)
+    assert same is bool(reasons)
+    assert ("bits may differ: " + "; ".join(reasons) in lines) is bool(reasons)
+    assert not judgement({**near, "weights": [8.1, 1.0, 100.0]}, True, reasons)[0]
+    equal = judgement({**near, "bits": True, "losses": LOSSES[:1]}, True, reasons)
+    assert equal[0] and "bits may differ" not in str(equal[1])
+
+
 def test_a_constant_hides_no_weight_and_an_infinite_loss_no_later_one(monkeypatch):
     """Beside a mask of -1e30, or of minus infinities, any distance of the weights proved nothing, and passed."""
     before = {"w": np.ones(2), "mask": np.array([-1e30, -INF])}
@@ -231,7 +257,7 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     content, screens = certified_run(), []
     (attempt,) = content["attempts"]
     recipe = {**MLP}
-    result = {"bits": True, "digest": DIGEST, "weights": None, "losses": []}
+    result = {"bits": True, "digest": DIGEST, "weights": None, "losses": [], "kernels": {"device": "cpu"}}
     parts = [
         Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
     ]
@@ -274,6 +300,10 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     for strategy, status in (({"use": "single"}, BAD), ({"use": "replicas", "count": 2}, GOOD)):
         recipe["strategy"] = strategy  # copies compute a batch in parts: not the bits of one
         assert certificate(tmp_path, replay=3, steps=2000) == status
+    recipe["strategy"], attempt["versions"] = {"use": "single"}, {"paddle": "3.3.0"}
+    result["kernels"] = {"device": "cpu", "paddle": "3.3.1"}
+    assert certificate(tmp_path, replay=3, steps=2000) == GOOD
+    assert "\n  bits may differ: paddle was 3.3.0 and is 3.3.1\n" in capsys.readouterr().out
 
 
 def test_an_interval_of_two_attempts_is_judged_by_both(tmp_path, monkeypatch, capsys):
