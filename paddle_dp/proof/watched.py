@@ -14,7 +14,6 @@ import numpy as np
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.errors import DataError
 from paddle_dp.learner import Learner
 from paddle_dp.learner.memory import MemoryMeter
 from paddle_dp.mesh import Mesh
@@ -25,7 +24,7 @@ from paddle_dp.proof.replay import meet_bound, set_gradients
 from paddle_dp.proof.samples import RecordedSubset, reads_global_batches, take_first
 from paddle_dp.proof.trace_files import SCORE, Trace, key_of, number_key, numbers_of
 from paddle_dp.recipe import Precision
-from paddle_dp.train.evaluate import evaluate
+from paddle_dp.train.evaluate import NoTargetError, evaluate
 
 SHORTEST, LONGEST = 0.02, 2.0  # seconds
 
@@ -180,15 +179,14 @@ class WatchedRun:
     def _evaluate(self, step: int) -> None:
         """Passes on the numbers of some held-out samples after `step` updates. Collective.
 
-        There are none if the evaluation fails, for instance as no target of these samples counts: one process has none
-        either, or it is a difference.
+        There are none if no target of these samples counts: one process has none either, or it is a difference.
         """
         loader = self.side.assembly.test_loader
         if loader is None:
             return
         try:
             evaluation = evaluate(self.learner, loader, self.mesh)
-        except DataError:
+        except NoTargetError:  # on all ranks
             return
         self.results.evaluated = evaluation.samples
         for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
