@@ -288,7 +288,8 @@ class Tape:
 
     def add(self, phase: str, activity: str, start: float, stop: float) -> None:
         """Adds this time to an activity of a phase."""
-        self.active_seconds[phase, activity] = self.active_seconds.get((phase, activity), 0.0) + (stop - start)
+        before = self.active_seconds.get((phase, activity), 0.0)
+        self.active_seconds[phase, activity] = before + (stop - start)
         now = time.thread_time()
         self.cpu[phase] = self.cpu.get(phase, 0.0) + now - self._thread
         self._thread = now
