@@ -51,7 +51,6 @@ class _Writing:
     stalled: float = 0.0
     waited: float
     best: Mapping[str, Any] | None  # the numbers that make it the best
-    best_before: float | None
     next_look: int  # the step after which the ranks poll next
 
     def look_later(self, step: int) -> None:
@@ -77,7 +76,7 @@ class CheckpointCallback(Callback):
         self.run, self.config, self.every = run, config, config.every
         self.folder = run.folder / "checkpoints"
         self._saved: tuple[int, Path] | None = None
-        self._best: float | None = None
+        self._best: float | None = None  # the number of the checkpoint that is named the best
         self._writing: _Writing | None = None
         self._memory = HostMemory() if config.async_ else None
         self._waits = 0
@@ -136,9 +135,11 @@ class CheckpointCallback(Callback):
         if name is None or evaluation.not_finite:
             return
         value = _evaluated_number.read(name, evaluation, "checkpoint.best")
+        writing = self._writing
+        if writing is not None and writing.best is not None and writing.save.step != moment.progress.step:
+            self._finish(moment)  # it may be refused, and is not to be compared with then
         if _evaluated_number.better(name, value, than=self._best):
-            before, self._best = self._best, value
-            self._save(moment, {**evaluation.numbers, _SAMPLE_COUNT: evaluation.samples}, before)
+            self._save(moment, {**evaluation.numbers, _SAMPLE_COUNT: evaluation.samples})
 
     def rewinding(self, moment: Moment) -> None:
         self._finish(moment)
@@ -164,13 +165,7 @@ class CheckpointCallback(Callback):
         self._finish(moment)
         self._save(moment, last=True)
 
-    def _save(
-        self,
-        moment: Moment,
-        best: Mapping[str, Any] | None = None,
-        best_before: float | None = None,
-        last: bool = False,
-    ) -> None:
+    def _save(self, moment: Moment, best: Mapping[str, Any] | None = None, last: bool = False) -> None:
         """Saves this step's checkpoint, unless it exists or is being written. Collective.
 
         `best`: the numbers that make it the best. `last`: saves in the foreground, and a failure is an error.
@@ -178,7 +173,7 @@ class CheckpointCallback(Callback):
         step, writing = moment.progress.step, self._writing
         if writing is not None and writing.save.step == step:
             if best is not None:
-                writing.best, writing.best_before = best, best_before
+                writing.best = best
                 self._finish(moment, wait=False)  # if it is in place already, `_placed` did not name it
             return
         if self._saved and self._saved[0] == step:
@@ -200,19 +195,13 @@ class CheckpointCallback(Callback):
                     wrote = time.perf_counter() - writing_began
                     self._tidy(path)
                 else:
-                    writing = _Writing(
-                        progress=moment.progress,
-                        waited=waited,
-                        best=best,
-                        best_before=best_before,
-                        next_look=step + 1,
-                    )
+                    writing = _Writing(progress=moment.progress, waited=waited, best=best, next_look=step + 1)
                     placed = partial(self._placed, writing)
                     writing.save = BackgroundSave(snapshot, self.folder, self.run.mesh, placed)
         except NotWrittenError as error:
             if last:
                 raise
-            self._tell_failure(moment, error, moment.progress, best_before if best else self._best)
+            self._tell_failure(moment, error, moment.progress)
             return
         stalled = time.perf_counter() - began
         if self._memory is None or last:
@@ -237,8 +226,7 @@ class CheckpointCallback(Callback):
                 return
         except NotWrittenError as error:
             self._writing = None
-            before = writing.best_before if writing.best else self._best
-            self._tell_failure(moment, error, writing.progress, before)
+            self._tell_failure(moment, error, writing.progress)
             return
         self._writing = None
         numbers = _seconds(writing.stalled, writing.waited, writing.save.seconds)
@@ -256,12 +244,9 @@ class CheckpointCallback(Callback):
         moment.trainer.tell_saved(path, progress, numbers)
         self._name_best(path, best)
 
-    def _tell_failure(
-        self, moment: Moment, error: NotWrittenError, progress: Progress, best: float | None
-    ) -> None:
-        """Reports a failed save; the training continues. `best` is the best number among the saved checkpoints. The
-        first failure for a reason gets the full message, those that follow a short one."""
-        self._best = best
+    def _tell_failure(self, moment: Moment, error: NotWrittenError, progress: Progress) -> None:
+        """Reports a failed save; the training continues. The first failure for a reason gets the full message, those
+        that follow a short one."""
         at_the_end = (
             moment.name in ("end", "interrupted") or moment.progress.step >= moment.trainer.total_steps
         )
@@ -279,18 +264,28 @@ class CheckpointCallback(Callback):
 
     def _placed(self, writing: _Writing, path: Path) -> None:
         """Names and prunes in the writing thread, because a kill may precede the next poll."""
-        self._name_best(path, writing.best)
-        if writing.best is None:
+        if writing.best is not None:
+            self._write_best(path, writing.best)
+        else:
             self._tidy(path)
 
     def _name_best(self, path: Path, numbers: Mapping[str, Any] | None) -> None:
-        if numbers is None or not self.run.mesh.is_main:
-            return
+        """Names the checkpoint at `path` the best, if it has the `numbers` for it. Collective."""
+        if numbers is not None and self.run.mesh.gather(self._write_best(path, numbers))[0]:
+            self._best = float(numbers[str(self.config.best)])
+
+    def _write_best(self, path: Path, numbers: Mapping[str, Any]) -> bool:
+        """Writes best.json on the main rank. Returns whether it is written."""
+        if not self.run.mesh.is_main:
+            return False
         try:
             checkpoints.set_best(self.folder, path, numbers)
         except CheckpointError as error:
             self._warn(f"{error} The training goes on, and {path.name} is not kept as the best.")
-        self._tidy(path)  # the previous best may be deleted
+            return False
+        finally:
+            self._tidy(path)  # the previous best may be deleted
+        return True
 
     def _tidy(self, path: Path) -> None:
         """Deletes old checkpoints after the one at `path` is in place."""

@@ -212,6 +212,39 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
     assert best_step(run) == 50 and saved_steps(run) == [10, 50, 51]
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+def test_no_worse_checkpoint_is_the_best_after_a_disk_that_refused_one(
+    run: Run, at: At, tell: Tell, monkeypatch: pytest.MonkeyPatch, found: Found, in_background: bool
+) -> None:
+    """The refusal of the first was heard after the second had become the best, which was forgotten then."""
+    callback = build(run, at, async_=in_background, best="acc1")
+    with monkeypatch.context() as disk:
+        disk.setattr(background, "write_rank", full)
+        disk.setattr(saving, "write_rank", full)
+        tell(callback, "evaluated", 1, found(acc1=0.8))
+        written(callback, is_under_way=in_background)
+    for step, value in ((2, 0.7), (3, 0.9), (4, 0.5)):
+        tell(callback, "evaluated", step, found(acc1=value))
+    tell(callback, "end", 5)
+    assert best_step(run) == 3 and saved_steps(run) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_checkpoint_that_cannot_be_named_is_not_what_others_have_to_beat(
+    run: Run, at: At, tell: Tell, monkeypatch: pytest.MonkeyPatch, found: Found, in_background: bool
+) -> None:
+    callback = build(run, at, async_=in_background, best="acc1")
+    tell(callback, "evaluated", 1, found(acc1=0.5))
+    tell(callback, "step", 10)
+    with monkeypatch.context() as disk:
+        disk.setattr("paddle_dp.checkpoint.folder.replace", full)
+        tell(callback, "evaluated", 11, found(acc1=0.9))
+        tell(callback, "step", 20)
+    tell(callback, "evaluated", 21, found(acc1=0.8))
+    tell(callback, "end", 22)
+    assert best_step(run) == 21
+
+
 def test_a_short_sentence_is_for_the_same_reason_in_a_row_and_the_end_promises_no_next_one(
     run: Run, at: At, tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
