@@ -18,7 +18,7 @@ from paddle_dp.callbacks._pictures import add_legend, clear_frame, timeline_figu
 from paddle_dp.figures import INK, QUIET, png_of
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import ExchangeTrace, heartbeat
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Moment, Refusal, Run
 
 COLOURS = {
     "forward": "#9cc5eb", "backward": "#e08a3c", "exchange": "#b8336a", "update": "#6aa57a", "data": "#c9b8e8",
@@ -164,6 +164,12 @@ class ExchangeTimeline(Callback):
     def step(self, moment: Moment) -> None:
         self._end(moment)
         self._begin(moment)
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if refusal.action == "rewind":  # the next record would begin with the update that was undone
+            if self._film is not None and heartbeat.tape is self._film:
+                heartbeat.end_tape()
+            self._film = None
 
     def end(self, moment: Moment) -> None:
         if self.run.mesh.is_main:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks import _lines
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Moment, Refusal, Run
 from paddle_dp.units import Count, Positive
 
 _DURATION = re.compile(r"\[[0-9.]+ [a-z]+\]$")
@@ -81,6 +81,12 @@ class Profile(Callback):
 
     def step(self, moment: Moment) -> None:
         self._at(moment.progress.step)
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if refusal.action == "rewind" and self._profiler is not None:  # Paddle has one profiler at a time
+            self._profiler.stop()
+            self._profiler, self._first = None, max(self._first, moment.progress.step)
+            self._at(moment.progress.step)
 
     def end(self, moment: Moment) -> None:
         if self._profiler is not None:

@@ -17,6 +17,7 @@ from paddle_dp.exchange.paddle_reducer import ReducerBuckets
 from paddle_dp.launch.recipe_rank import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import ExchangeTrace, Heartbeat, heartbeat
+from paddle_dp.train import Refusal
 from tests.ranks import run_ranks
 
 ROWS = [
@@ -118,6 +119,26 @@ def test_a_window_without_a_record_says_why(
         heartbeat.end_tape()
     callback.end(at[-1])
     assert reason in capsys.readouterr().out
+
+
+def test_an_update_that_a_rewind_undid_is_not_recorded() -> None:
+    """The update, the load of the checkpoint and the next update were one step of it."""
+    mesh = SimpleNamespace(device="cpu", sum=lambda numbers: numbers, gather=lambda rows: [rows])
+    trainer = SimpleNamespace(learner=SimpleNamespace(exchange=SimpleNamespace(trace=lambda: None)))
+    at = [SimpleNamespace(progress=SimpleNamespace(step=step), trainer=trainer) for step in range(5)]
+    callback = ExchangeTimeline(SimpleNamespace(mesh=mesh), start=2, steps=9)
+    refusal = Refusal(step=3, epoch=0, batch=2, samples=[], why="spike", action="rewind")
+    callback.start(at[0])
+    try:
+        callback.step(at[2])
+        assert heartbeat.tape is not None
+        callback.refused(at[1], refusal)
+        assert heartbeat.tape is None
+        for moment in at[2:]:
+            callback.step(moment)
+    finally:
+        heartbeat.end_tape()
+    assert [step for step, _ in callback.recorded] == [3, 4]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pytest
 
 from paddle_dp.callbacks.profile import Config, tidied
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Run
+from paddle_dp.train import Refusal, Run
 from tests.callbacks.moments import At, Capture
 
 
@@ -63,6 +63,22 @@ def test_a_training_that_ends_before_it_says_so(run: Run, at: At, capsys: Captur
     train(run, at, 3, start=10)
     assert not (run.folder / "profile").exists()
     assert "nothing was recorded, the training ended before its step 11" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("back_to", [1, 3])
+def test_a_rewind_begins_the_window_anew(run: Run, at: At, back_to: int) -> None:
+    """A second profiler was begun beside the first, and the training ended in an AttributeError."""
+    profile = Config(start=2, steps=2).build(run)
+    profile.start(at("start", 0))
+    for step in range(1, 4):
+        profile.step(at("step", step))
+    refusal = Refusal(step=4, epoch=0, batch=3, samples=[], why="spike", action="rewind")
+    profile.refused(at("refused", back_to), refusal)
+    for step in range(back_to + 1, 8):
+        paddle.nn.functional.relu(paddle.ones([4]))
+        if profile.due_at_step(step):
+            profile.step(at("step", step))
+    assert sum(event["name"] == "relu dygraph" for event in shown(run)) == 2
 
 
 def test_other_ranks_record_when_asked(run: Run, at: At) -> None:
