@@ -191,6 +191,18 @@ def test_the_confusion_matrix_is_a_picture(run: Run, at: At, found: Found) -> No
     assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")
 
 
+def test_histograms_count_the_finite_weights(run: Run, at: At, trainer: SimpleNamespace) -> None:
+    """A frozen mask of -inf ended the training."""
+    mask = paddle.to_tensor([[0.0, float("-inf")], [0.0, float("nan")]])
+    named = [("mask", mask), ("closed", paddle.full([3], float("-inf"))), ("fc.weight", paddle.ones([4]))]
+    placed = SimpleNamespace(named_parameters=lambda: named)
+    trainer.learner = SimpleNamespace(placed=placed, weights=SimpleNamespace(collective_forward=False))
+    started(run, at("start", 0), histograms=True).epoch(at("epoch", 4))
+    assert dp_rank(run).get_tags()["histogram"] == ["weights/mask", "weights/fc.weight"]
+    (drawn,) = dp_rank(run).get_data("histogram", "weights/mask")
+    assert sum(drawn.histogram.hist) == 2
+
+
 def test_histograms_count_every_weight(run: Run, at: At, trainer: SimpleNamespace) -> None:
     weights = paddle.arange(120, dtype="float32").astype("bfloat16")
     placed = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])

@@ -163,7 +163,11 @@ class Dashboard(Callback):
         self.ranks.begin()
         if self.log and self._histograms:
             for name, tensor in moment.trainer.learner.placed.named_parameters():
-                counts, edges = np.histogram(tensor.astype("float32").numpy(), bins=50)
+                values = tensor.astype("float32").numpy()
+                finite = values[np.isfinite(values)]  # a frozen mask may be infinite
+                if not finite.size:
+                    continue
+                counts, edges = np.histogram(finite, bins=50)
                 self.log.histogram(f"weights/{name}", counts.tolist(), edges.tolist(), moment.progress.step)
 
     def _has_full_weights(self, moment: Moment) -> bool:
