@@ -62,7 +62,7 @@ def _listen_here() -> tuple[socket.socket, str]:
 
 def reach(address: str, patience: float) -> socket.socket:
     """Connects to an address of `listen`; reading times out after `patience` seconds. Raises ConnectionError if no
-    process of this user listens there any more."""
+    process of this user listens there any more; another OSError if its machine is not reached."""
     if not address.startswith("/"):
         host, port = address.rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout=patience)

@@ -180,9 +180,16 @@ class Endpoint:
 
     def _connect(self, rank: int) -> tuple[socket.socket, bytes]:
         """Connects to a peer; returns the connection and the key of its codes. Raises ConnectionError if the peer no
-        longer listens, or refuses TRIES attempts."""
+        longer listens, or refuses TRIES attempts, and LostPeerError if its machine is not reached."""
         for attempt in range(TRIES):
-            connection = reach(bytes(self.store.get(f"endpoint/{rank}")).decode(), Patience.seconds)
+            address = bytes(self.store.get(f"endpoint/{rank}")).decode()
+            try:
+                connection = reach(address, Patience.seconds)
+            except ConnectionError:
+                raise
+            except OSError as error:
+                why = f"at {address} ({error.strerror or error}). Is a firewall between their nodes?"
+                raise LostPeerError(f"rank {self.rank} does not reach rank {rank} {why}") from error
             if (names := introduce(connection, self._key, self.rank, rank)) is not None:
                 return connection, self._session(names)
             connection.close()

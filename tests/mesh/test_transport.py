@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.mesh.sockets import DIGITS, HELLO, Codes, reach
 from paddle_dp.mesh.transport import HEADER, Endpoint, Patience
 from tests.house.programs import ROOT, run_python, until
@@ -180,6 +183,25 @@ def test_what_is_said_to_a_process_that_has_ended_before_is_lost_and_it_is_gone(
     assert zero.is_gone(1) and left == [1]
     with pytest.raises(JobError, match="rank 1, which has left the job"):
         zero.receive(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
+        (TimeoutError("timed out"), "timed out"),
+    ],
+)
+def test_a_port_that_a_firewall_closes_has_the_names_of_both_ranks(
+    machines: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch, error: OSError, reason: str
+) -> None:
+    """The rank ended with "[Errno 113] No route to host", of nobody and nowhere."""
+    zero, _ = machines
+    monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
+    address = zero.store["endpoint/1"].decode()
+    names = f"rank 0 does not reach rank 1 at {address} ({reason}). Is a firewall between their nodes?"
+    with pytest.raises(LostPeerError, match=f"^{re.escape(names)}"):
+        say(zero, 0, 1, b"x")
 
 
 def test_who_has_another_key_comes_in_at_neither_end(machines: tuple[Endpoint, Endpoint]) -> None:
