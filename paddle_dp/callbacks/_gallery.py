@@ -117,7 +117,7 @@ def _worst(loader: Loader, learner: Any, count: int, scan: int) -> Gallery | Non
     for batch in Loader(loader.dataset, sampler).read(0):
         micro_batch = learner.mixed.cast_micro_batch(batch.micro_batches[0])
         outputs, targets = learner.runner.predict(micro_batch.inputs), micro_batch.targets
-        predicted, _ = predictions(learner.loss, outputs, targets)
+        predicted, _ = predictions(learner.loss, outputs, targets, most=math.inf)
         if predicted is None:
             return None
         shares = learner.loss.probabilities(outputs.astype("float32")).numpy()

@@ -22,7 +22,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.train.blame import bad_target
 from paddle_dp.train.evaluation import Evaluation
 
-MAX_CONFUSION_CLASSES = 2000  # a confusion matrix of more is too large to count, to send and to read
+MOST_CLASSES = 2000  # a confusion matrix of more is too large to count, to send and to read
 
 
 class NoTargetError(DataError):
@@ -66,10 +66,10 @@ class _Tally:
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
-def predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
+def predictions(loss: Loss, outputs: Any, targets: Any, most: float = MOST_CLASSES) -> tuple[Any, int]:
     """The predicted classes [n] of outputs [n, classes] with integer targets [n], and the number of classes.
 
-    None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss computes both, since under
+    None for outputs of another kind, or with more than `most` classes. The loss computes both, since under
     tensor parallelism this rank's outputs hold some of the classes only; collective over the ranks with one dp_rank.
     """
     if not isinstance(outputs, paddle.Tensor) or not isinstance(targets, paddle.Tensor) or outputs.ndim != 2:
@@ -77,9 +77,7 @@ def predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     if targets.is_floating_point() or targets.size != outputs.shape[0]:
         return None, 0
     classes = loss.num_classes(outputs)
-    if not 1 < classes <= MAX_CONFUSION_CLASSES:
-        return None, classes
-    return loss.predictions(outputs), classes
+    return (loss.predictions(outputs) if 1 < classes <= most else None), classes
 
 
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()) -> Evaluation:

@@ -18,6 +18,7 @@ from paddle_dp.callbacks import _gallery, dashboard, samples, tensorboard
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.layout import Layout
 from paddle_dp.train import Callback, Run
+from paddle_dp.train.evaluate import MOST_CLASSES
 from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
 from paddle_dp.units import Every
 from tests.callbacks.moments import At, Capture
@@ -142,9 +143,9 @@ def continued(folder: str, text: str) -> Any:
     return json.loads((Path(folder) / "samples.json").read_text()), bytes(expected.astype("uint8")).decode()
 
 
-def shown_cosines(folder: str) -> Any:
+def shown_cosines(folder: str, classes: int) -> Any:
     """In a rank: samples.json, and the softmax of the cosines of each of its samples, as the loss scales them."""
-    trainer = build_trainer(COSINES, folder)
+    trainer = build_trainer(COSINES.replace("classes: 10", f"classes: {classes}"), folder)
     trainer.add(samples.Config(count=6, scan=100).build(trainer.run))
     trainer.fit("7 steps")
     model, data = trainer.learner.model, trainer.run.test_loader.dataset
@@ -155,9 +156,10 @@ def shown_cosines(folder: str) -> Any:
 
 
 @pytest.mark.processes
-def test_the_probability_of_a_class_is_that_of_the_loss(tmp_path: Path) -> None:
-    ((shown, expected),) = run_ranks(shown_cosines, 1, str(tmp_path))
-    assert shown == pytest.approx(expected, rel=1e-4)
+@pytest.mark.parametrize("classes", [10, MOST_CLASSES + 1])
+def test_the_probability_of_a_class_is_that_of_the_loss(tmp_path: Path, classes: int) -> None:
+    ((shown, expected),) = run_ranks(shown_cosines, 1, str(tmp_path), classes)
+    assert len(shown) == 6 and shown == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.processes
