@@ -335,6 +335,7 @@ class TrainingState:
     def call(self, moment: Moment, callbacks: Iterable[Callback], *subject: Any) -> None:
         """Calls the moment's method of these callbacks. Then raises NotFiniteError if an evaluation of theirs was not
         finite."""
+        self._refused = None
         self.callbacks.call(moment, callbacks, *subject)
         if self._refused is not None:
             self._refuse_evaluation(self._refused)

@@ -231,6 +231,18 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
     assert left["not_finite"] == {"loss": "nan"}
 
 
+def test_a_training_may_go_on_after_an_evaluation_that_was_no_number(tmp_path: Path) -> None:
+    """The first evaluation that was no number ended every later `fit`, at its first callback."""
+    trainer = made(tmp_path / "run", test=Points(bad=(11,)), model=nn.Linear(6, 4))
+    with pytest.raises(NotFiniteError, match="the evaluation after step 0 gives loss nan"):
+        trainer.evaluate()
+    trainer.fit("2 steps")
+    trainer.add(At(3, lambda trainer: trainer.evaluate()))
+    with pytest.raises(NotFiniteError, match="the evaluation after step 3 gives loss nan"):
+        trainer.fit("4 steps")
+    assert trainer.fit("4 steps").step == 4
+
+
 def of_finite_scores(outputs: Any, targets: Any) -> float:
     """A metric as those of scikit-learn, which refuse a NaN."""
     if not np.isfinite(outputs).all():
