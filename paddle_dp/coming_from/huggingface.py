@@ -123,6 +123,7 @@ _CARRIED = {
     "evaluation_strategy", "max_eval_samples", "adam_beta2", "adam_epsilon", "metric_for_best_model", "dataloader_num_workers",
     "dataloader_prefetch_factor",
 } | _TYPICAL  # fmt: skip
+_FACTORY = {"stage", "finetuning_type", "template", "cutoff_len", "lora_target"}  # LLaMA-Factory's alone
 
 
 def recognizes(c: Configuration) -> bool:
@@ -189,7 +190,8 @@ def _dataset(c: Configuration, model: PublishedModel) -> Section:
     keys = ("block_size", "max_seq_length", "max_length", "cutoff_len")
     key = next((key for key in keys if c.values.get(key)), None)
     length = count(c, key, 1) if key else None
-    if str(c.values.get("stage")).lower() == "sft" and reads_conversations(model):
+    is_sft = str(c.values.get("stage") or "sft").lower() == "sft"
+    if is_sft and _FACTORY & c.values.keys() and reads_conversations(model):
         return _conversations(c, model, length)
     section = texts_section(c, model, c.take("train_file"), length)
     if held_out := number(c, "validation_split_percentage", 0):
@@ -211,7 +213,8 @@ def _conversations(c: Configuration, model: PublishedModel, length: int | None) 
     if share >= 1:
         c.lose_key("val_size", "held_out is a share, and this a number of conversations")
     section["held_out"] = share if share < 1 else 0.05
-    c.take("stage")
+    if not c.take("stage"):
+        c.differences.append("Answers alone are learned (sft), LLaMA-Factory's default: stage is not there.")
     if c.values.get("template"):
         c.lose_key("template", "the tokenizer's chat_template writes the text; theirs another template")
     return section
@@ -219,7 +222,7 @@ def _conversations(c: Configuration, model: PublishedModel, length: int | None) 
 
 def _adapter(c: Configuration, model: PublishedModel) -> Section:
     """LoRA of LLaMA-Factory, where it is the default, or of TRL."""
-    is_factory = bool({"stage", "finetuning_type"} & c.values.keys())
+    is_factory = bool(_FACTORY & c.values.keys())
     kind = choice(c.take("finetuning_type", "lora")) if is_factory else "full"
     if is_factory and "finetuning_type" not in c.values:
         c.differences.append("LoRA is LLaMA-Factory's default: finetuning_type is not there.")

@@ -22,6 +22,7 @@ _ON = {
 }  # fmt: skip
 HUGGING_FACE_ALONE = {
     "gradient_checkpointing", "eval_strategy", "finetuning_type", "cutoff_len", "torch_dtype", "deepspeed", "fsdp",
+    "lora_target",
 }  # fmt: skip
 _MOST = 2**31  # above every number of steps, and every seed, that is meant
 

@@ -518,6 +518,23 @@ def test_a_fine_tuning_of_llama_factory(tmp_path: Path, more: dict[str, Any], ad
     assert_each_key_once(c)
 
 
+@pytest.mark.parametrize("left", ["finetuning_type", "template", "cutoff_len", "lora_target"])
+def test_without_a_stage_llama_factory_learns_answers_alone(tmp_path: Path, left: str) -> None:
+    """One of its own keys is enough to know it, and its default of `stage`."""
+    values = {"finetuning_type": "lora", "template": "llama3", "cutoff_len": 32, "lora_target": "all"}
+    common = {"per_device_train_batch_size": 1, "learning_rate": 1e-4, "dataset": "identity"}
+    c = arguments(tmp_path, **common, **{left: values[left]})
+    made = recipe(c, 2, model_folder(tmp_path, "llama"))
+    assert made["dataset"]["use"] == "chat" and made["loss"]["ignore_index"] == -100 and "adapter" in made
+    assert any("LLaMA-Factory's default: stage is not there" in each for each in c.differences)
+    assert_each_key_once(c)
+    assert not paddlenlp.recognizes(arguments(tmp_path, stage="sft", template="x", lora_target="all"))
+    pretraining = recipe(
+        arguments(tmp_path, **common, stage="pt", template="x"), 2, model_folder(tmp_path, "llama")
+    )
+    assert pretraining["dataset"]["use"] == "text_files"
+
+
 @pytest.mark.parametrize(
     ("more", "match", "lost"),
     [
