@@ -124,6 +124,9 @@ _CARRIED = {
     "dataloader_prefetch_factor",
 } | _TYPICAL  # fmt: skip
 _FACTORY = {"stage", "finetuning_type", "template", "cutoff_len", "lora_target"}  # LLaMA-Factory's alone
+_TRL = {
+    "use_peft", "lora_r", "lora_target_modules", "dataset_text_field", "completion_only_loss", "assistant_only_loss",
+}  # fmt: skip
 
 
 def recognizes(c: Configuration) -> bool:
@@ -151,7 +154,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     if model.family == "bert" or sections["dataset"]["use"] == "chat":
         sections["loss"]["ignore_index"] = -100
     sections["optimizer"] = optimizer_section(c, _OPTIMIZERS)
-    sections["schedule"] = schedule_section(c, length)
+    sections["schedule"] = schedule_section(c, length, has_sft_config=bool(_TRL & c.values.keys()))
     sections["strategy"] = _strategy(c, ranks)
     sections["train"] = batch_section(c, length, ranks)
     if precision := _precision(c):

@@ -171,7 +171,8 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loss"] = {"use": "cross_entropy", **({"ignore_index": -100} if has_ignored else {})}
     sections["optimizer"] = optimizer_section(c, {"adamw": "adamw", "adamw_custom": "adamw"})
     ahead = {"shift": "Rates of their pretraining are one update ahead."} if c.values.get("input_dir") else {}
-    sections["schedule"] = schedule_section(c, length, _floor(c), int, **ahead)
+    is_sft = not (ahead or _FORMERS & c.values.keys())
+    sections["schedule"] = schedule_section(c, length, _floor(c), int, has_sft_config=is_sft, **ahead)
     sections["strategy"] = strategy
     sizes = [key for key in ("per_device_train_batch_size", "batch_size") if key in c.values]
     sections["train"] = batch_section(c, length, readers, *sizes[:1])

@@ -178,12 +178,16 @@ def schedule_section(
     floor: float = 0.0,
     rounding: Any = math.ceil,
     shift: str = _LATER,
+    has_sft_config: bool = False,
 ) -> Section:
     """`floor`: the last rate, unless lr_scheduler_kwargs has it. `rounding` is of a warm-up's share of the steps.
-    `shift`: how their rates differ, with a warm-up."""
-    kind, peak = choice(c.take("lr_scheduler_type", "linear")), number(c, "learning_rate", 5e-5)
+    `shift`: how their rates differ, with a warm-up. `has_sft_config`: theirs is an SFTConfig, with its default."""
+    kind = choice(c.take("lr_scheduler_type", "linear"))
+    peak = number(c, "learning_rate", 2e-5 if has_sft_config else 5e-5)
     if peak == 0:
         c.refuse("learning_rate", "nothing is learned")
+    if has_sft_config and c.values.get("learning_rate") is None:
+        c.differences.append(f"{peak:g} is SFTConfig's default: learning_rate is not there.")
     extra = {key.rpartition(".")[2]: key for key in c.values if key.startswith("lr_scheduler_kwargs.")}
     shapes = {
         "linear": "polynomial", "cosine": "cosine", "polynomial": "polynomial", "constant": "constant",
@@ -235,13 +239,9 @@ def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool)
         c.differences.append(
             "The newest 3 checkpoints are kept; theirs keeps all: callbacks.checkpoint.keep."
         )
-    key = (
-        "load_best_model_at_end"
-        if switch(c, "load_best_model_at_end")
-        else "save_strategy"
-        if keeps_best
-        else ""
-    )
+    key = "save_strategy" if keeps_best else ""
+    if switch(c, "load_best_model_at_end"):
+        key = "load_best_model_at_end"
     if key and evaluates:
         save["best"] = _best(c)
     elif key:

@@ -557,6 +557,22 @@ def test_lora_of_trl(tmp_path: Path, more: dict[str, Any], match: list[str], los
     assert "adapter" not in made and c.lost == []
 
 
+@pytest.mark.parametrize(
+    ("more", "rate"),
+    [
+        ({}, 5e-5),
+        ({"finetuning_type": "full"}, 5e-5),
+        ({"use_peft": True}, 2e-5),
+        ({"completion_only_loss": True, "learning_rate": None}, 2e-5),
+        ({"use_peft": True, "learning_rate": 1e-4}, 1e-4),
+    ],
+)
+def test_the_default_rate_is_that_of_their_tool(tmp_path: Path, more: dict[str, Any], rate: float) -> None:
+    c = arguments(tmp_path, output_dir="out", per_device_train_batch_size=8, **more)
+    assert recipe(c, 1, model_folder(tmp_path, "llama"))["schedule"]["learning_rate"] == rate
+    assert any(each.startswith("2e-05 is SFTConfig") for each in c.differences) == (rate == 2e-5)
+
+
 def test_kinds_of_fine_tuning_and_sizes_of_test_sets_that_are_not_here(tmp_path: Path) -> None:
     c = arguments(tmp_path, **FACTORY | {"finetuning_type": "freeze", "val_size": 100, "packing": True})
     made = recipe(c, 2, model_folder(tmp_path, "llama"))

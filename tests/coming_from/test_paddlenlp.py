@@ -341,6 +341,19 @@ def test_fine_tuning_is_chat(tmp_path: Path, more: dict[str, Any], dataset: dict
     assert_each_key_once(c)
 
 
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [(SFT, 2e-5), (SFT | {"stage": "SFT"}, 5e-5), (PRETRAIN | {"min_learning_rate": 1e-6}, 5e-5)],
+)
+def test_the_default_rate_is_that_of_their_program(
+    tmp_path: Path, values: dict[str, Any], rate: float
+) -> None:
+    """run_finetune.py of PaddleNLP 3.0 takes an SFTConfig; the others the trainer's arguments."""
+    c = arguments(tmp_path, **{key: value for key, value in values.items() if key != "learning_rate"})
+    assert recipe(c, 8, model_folder(tmp_path, "llama"))["schedule"]["learning_rate"] == rate
+    assert any(each.startswith("2e-05 is SFTConfig") for each in c.differences) == (rate == 2e-5)
+
+
 def test_the_folder_that_is_there_decides(tmp_path: Path) -> None:
     for name in ("train", "dev"):
         (tmp_path / "data" / name).mkdir(parents=True)
