@@ -92,7 +92,7 @@ def optimizer_or_maker(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         raise UsageError(
             f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
-            f"{len(value)}. Give one; its parameter groups have separate rates and decays (docs/recipes.md)."
+            f"{len(value)}. Give one, with parameter groups, or one for each loss in turns=… (docs/turns.md)."
         )
     if isinstance(value, type):
         if wrong := validate_callable(value, "optimizers"):

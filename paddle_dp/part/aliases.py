@@ -56,7 +56,7 @@ _ROWS = """
 lr base_lr max_lr peak_lr                 | torch, Paddle    | schedule.learning_rate |
 learning_rate                             | HF               | schedule.learning_rate |
 min_lr eta_min end_lr min_learning_rate   | torch, PaddleNLP | schedule.floor         | {_FLOOR}
-min_lr_factor                             | torchtitan       | schedule.floor         | both are a share of the peak rate. Schedules cosine and polynomial have it
+min_lr_factor                             | torchtitan       | schedule.floor         | both are a share of the peak rate. Schedules cosine, polynomial, wsd and plateau have it
 warmup_steps warmup_epochs warmup_epoch lr_warmup_iters | HF, PaddleClas, Megatron | schedule.warmup | {_EVERY}
 warmup_ratio warmup_proportion            | HF, PaddleNLP    | schedule.warmup        | {_SHARE}
 lr_warmup_fraction                        | Megatron         | schedule.warmup        | a number of steps, not a share: 0.01 of lr_decay_iters 5000 is '50 steps'
@@ -67,7 +67,7 @@ lr_decay gamma                            | PaddleClas, torch | schedule.factor 
 values                                    | PaddleClas       | schedule.factor        | of schedule milestones: one factor for all, so values [0.1, 0.01, 0.001] are learning_rate 0.1 and factor 0.1
 decay_epochs                              | PaddleClas       | schedule.milestones    | of schedule milestones, such as ['30 epochs', '60 epochs'] from the start of training: theirs count from the end of the warm-up, so add warmup_epoch
 by_epoch                                  | PaddleClas       | -                      | the rate changes after every step
-lr_decay_style                            | Megatron         | schedule.use           | constant, cosine, polynomial (linear is polynomial)
+lr_decay_style                            | Megatron         | schedule.use           | constant, cosine, wsd, inverse_sqrt, polynomial (linear is polynomial)
 lr_decay_iters decay_steps                | Megatron, PaddleNLP | -                   | {_ENDS}
 epochs num_epochs max_epochs num_train_epochs n_epochs | HF, PaddleClas, Lightning | train.length | {_UNITS}
 max_steps iters train_iters num_steps total_steps max_iters steps step | HF, Megatron, Lightning | train.length | {_UNITS}

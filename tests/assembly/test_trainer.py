@@ -285,7 +285,12 @@ def test_an_optimizer_s_word_or_class_has_a_recipe_s_schedule(tmp_path: Path, op
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"), [([], "a list of 0"), (nn.Linear, "Linear is a class that is not derived from")]
+    ("optimizer", "said"),
+    [
+        ([], "a list of 0"),
+        ([], "one for each loss in turns="),
+        (nn.Linear, "Linear is a class that is not derived from"),
+    ],
 )
 def test_what_is_no_optimizer_is_refused_by_name(tmp_path: Path, optimizer, said) -> None:
     with pytest.raises(UsageError, match=said):
