@@ -85,7 +85,7 @@ def environment(run: RunRecord) -> Html:
     rows += [("processors", str(facts["cores"]))] if facts.get("cores") else []
     memory, degrees = [size for _, size in run.curve("step", "memory")], degrees_of(run)
     # Lines have rank 0's, which in other layouts may be less than another's, and with servers the most of all ranks.
-    of = "a rank" if degrees is not None and degrees.servers else "rank 0"
+    of = "rank 0" if degrees is None or degrees.all_read else "a rank"
     rows += [(f"memory of {of}, at most", f"{max(memory) / 2**30:.2f} GB")] if memory else []
     rows += [(str(name), str(value)) for name, value in dict(attempt.get("variables") or {}).items()]
     return section("Environment", table(("", ""), rows))
