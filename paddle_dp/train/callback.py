@@ -85,7 +85,8 @@ class Training(Protocol):
         """Ends the training after the current update; `end` is still called. Call it on every rank."""
 
     def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample, and calls `evaluated` of all callbacks. Collective."""
+        """Evaluates on every held-out sample, and calls `evaluated` of all callbacks, once the training has begun.
+        Collective."""
         ...
 
     def evaluation_names(self) -> set[str]:
@@ -207,7 +208,7 @@ class Callback:
         """Called after a measurement of where the time of some steps went, on every rank (docs/why-slow.md)."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """Called after every evaluation, with the same `evaluation` on every rank."""
+        """Called after every evaluation from `start` on, with the same `evaluation` on every rank."""
 
     def gallery(self, moment: Moment, gallery: Gallery) -> None:
         """Called on the main rank after some held-out samples were computed with the model's answers (the callback

@@ -129,6 +129,7 @@ class TrainingState:
         self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
+        self._begun = False  # before the first `start` the folder may hold an older run
         self._base: dict[str, Any] = {}  # of an adapter
         self._unsaved = Unsaved()
         self._settings: LayerSettings | None = None  # the layers' settings at the first check
@@ -221,7 +222,8 @@ class TrainingState:
         self.early_end = reason
 
     def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample and calls `evaluated` of all callbacks. Collective.
+        """Evaluates on every held-out sample and, once the training has begun, calls `evaluated` of all callbacks.
+        Collective.
 
         Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
         is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
@@ -284,7 +286,8 @@ class TrainingState:
         return evaluation
 
     def _tell_evaluated(self, evaluation: Evaluation) -> None:
-        self.callbacks.tell(self.moment("evaluated"), evaluation)
+        if self._begun:
+            self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
             if not self.callbacks.at_work:
                 self._refuse_evaluation(evaluation)
@@ -311,6 +314,7 @@ class TrainingState:
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
         self.look_at_itself()
+        self._begun = True
         self.callbacks.tell(self.moment("start"))
 
     def tell_gallery(self, gallery: Gallery) -> None:

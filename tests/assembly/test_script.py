@@ -263,6 +263,27 @@ def test_each_fit_holds_the_folder(tmp_path: Path) -> None:
     assert held == [True, True]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of the files of a run, by path; without the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_an_evaluation_before_fit_changes_no_run_in_the_folder(tmp_path: Path) -> None:
+    """It was told to callbacks that had not started: evaluation.json and early_stop.json were of the new weights, and
+    a checkpoint of them became the best of the older run, whose own was deleted."""
+    watching = ["evaluate", {"use": "checkpoint", "best": "loss", "keep": 1}, {"use": "early_stop"}]
+    Trainer.of(**described(tmp_path / "run", callbacks=watching)).fit("2 epochs")
+    before = contents(tmp_path / "run")
+    assert {"evaluation.json", "early_stop.json", "checkpoints/best.json"} <= before.keys()
+    again = Trainer.of(**described(tmp_path / "run", callbacks=watching, resume="auto"))
+    assert again.evaluate().samples == 30 and contents(tmp_path / "run") == before
+    new = Trainer.of(**described(tmp_path / "run", callbacks=watching))
+    assert new.evaluate().numbers["loss"] > 0 and contents(tmp_path / "run") == before
+    new.fit("1 epoch")
+    assert contents(tmp_path / "run.1") == before and "evaluation.json" in contents(tmp_path / "run")
+
+
 def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Loops of Paddle's step one after every epoch; here that would swing the rate within an epoch."""
     given = described(tmp_path / "run", batch=8)
