@@ -39,7 +39,7 @@ from paddle_dp.recipe import (
     Train,
     check_turns,
 )
-from paddle_dp.recipe.folder import claim, lock, move_aside
+from paddle_dp.recipe.folder import claim, holds, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.recipe.train_schema import read_precision
 from paddle_dp.train.callback import Callback
@@ -246,9 +246,9 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         script_callbacks=[c for c in chosen if not isinstance(c, Part)],
     )
     which = _which(resume_options, mesh)
-    older = _claim_folder(run_folder, mesh, which)
+    resumed = _claim_folder(run_folder, mesh, which)
     trainer = TrainerBuilder(setup, mesh).trainer(kind, which, resume_options.accepted)
-    trainer.begin_run = partial(_begin_run, run_folder, mesh, older)
+    trainer.begin_run = partial(_begin_run, trainer, resumed)
     return trainer
 
 
@@ -283,18 +283,21 @@ def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
-    """Claims the run's folder, once for all ranks; returns, on rank 0, the older run to move aside. Collective."""
-    older = claim(folder, resume) if mesh.is_main else None
-    if mesh.is_main and older is None:
+    """Claims the run's folder, once for all ranks; returns, on rank 0, the run in it that goes on (`holds`), or None.
+    Collective."""
+    if mesh.is_main and claim(folder, resume) is None:
         remove_partials(folder)
         checkpoints.clean(folder / "checkpoints")
     mesh.wait("run folder claimed")
-    return older
+    return folder.stat().st_ino if mesh.is_main and resume else None
 
 
-def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
-    """Moves an older run out of the folder, when all checks have passed. Collective."""
+def _begin_run(trainer: TrainingState, inode: int | None) -> None:
+    """Claims the folder again, which an earlier `fit` has released, and moves any run out of it but the trainer's
+    own, of this `inode`: another trainer of this process may have begun one. All checks have passed. Collective."""
+    folder, mesh = trainer.run.folder, trainer.mesh
     if mesh.is_main:
-        lock(folder)  # which an earlier `fit` has released
-        move_aside(folder, older)
+        move_aside(folder, claim(folder, str(folder) if holds(folder, inode) else None))
+        inode = folder.stat().st_ino
+    trainer.begin_run = partial(_begin_run, trainer, inode)
     mesh.wait("run folder ready")

@@ -46,7 +46,7 @@ def claim(folder: Path, resume: str | None) -> int | None:
             "its logs elsewhere: launch --output-dir DIR."
         )
     try:
-        lock(folder)
+        _lock(folder)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -84,7 +84,7 @@ def check_files(folder: Path) -> None:
 
 
 def holds(folder: Path, older: int | None) -> bool:
-    """True if the older run that `claim` found is still in the folder."""
+    """True if the run `older`, such as `claim` found, is still in the folder."""
     try:
         return older is not None and folder.stat().st_ino == older
     except OSError:
@@ -120,7 +120,7 @@ def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Pat
     return aside
 
 
-def lock(folder: Path) -> None:
+def _lock(folder: Path) -> None:
     """Locks the folder, made if it is missing, for this process. Raises UsageError if another process holds it. Disks
     without locks have no effect."""
     folder.mkdir(0o700, parents=True, exist_ok=True)

@@ -284,6 +284,25 @@ def test_an_evaluation_before_fit_changes_no_run_in_the_folder(tmp_path: Path) -
     assert contents(tmp_path / "run.1") == before and "evaluation.json" in contents(tmp_path / "run")
 
 
+def test_two_trainers_of_one_folder_keep_their_results(tmp_path: Path) -> None:
+    """The second one wrote over the first one's results: at its making there were none."""
+    run = tmp_path / "run"
+    trainers = [Trainer.of(**described(run, seed=seed)) for seed in (1, 2)]
+    trainers[0].fit("1 epoch")
+    first = contents(run)
+    trainers[1].fit("1 epoch")
+    assert contents(tmp_path / "run.1") == first
+    trainers[1].fit("2 epochs")  # its own run, which stays
+    second = contents(run)
+    assert len(losses(run)) == 14 and not (tmp_path / "run.2").exists()
+    resumed, new = (Trainer.of(**described(run, seed=2, resume=resume)) for resume in (True, False))
+    new.fit("1 step")
+    assert contents(tmp_path / "run.2") == second
+    assert (
+        resumed.fit("3 epochs").step == 21 and len(losses(tmp_path / "run.3")) == 1 and len(losses(run)) == 7
+    )
+
+
 def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Loops of Paddle's step one after every epoch; here that would swing the rate within an epoch."""
     given = described(tmp_path / "run", batch=8)
