@@ -125,7 +125,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         collate_fn: makes (inputs, targets) of a list of results of `d[i]`: of one at a time, or, with
             loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md).
         load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
-        adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
+        adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}. The
+            optimizer is then not a finished one.
         ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
         mix: Mixup and CutMix of the training images, such as {"mixup": 0.2, "cutmix": 1.0} (docs/augmentation.md).
         evaluation: how much of `test` is evaluated, such as {"batch": 256, "samples": 10000}.
@@ -140,7 +141,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     rate of 1e-3.
     Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
     """
-    _refuse_wrapped(model)
+    _refuse_finished(model, optimizer if adapter else None)
     arguments.check_lists(callbacks=callbacks, metrics=metrics, blocks=blocks)
     arguments.check_mappings(cuts=cuts or {}, attention_methods=attention_methods or {})
     if schedule is None and isinstance(optimizer, (str, Mapping, type)):
@@ -263,9 +264,16 @@ def _joined() -> Mesh:
     return join()
 
 
-def _refuse_wrapped(model: Any) -> None:
-    """Raises UsageError for a model that exchanges its gradients itself."""
+def _refuse_finished(model: Any, optimizer_of_adapter: Any) -> None:
+    """Raises UsageError for a model that exchanges its gradients itself, and for a finished optimizer, made before the
+    adapter."""
     import paddle
+
+    if isinstance(optimizer_of_adapter, paddle.optimizer.Optimizer):
+        raise UsageError(
+            "Trainer.of.optimizer: a finished one does not have the adapter's parameters: give it by word, class or "
+            "function."
+        )
 
     if isinstance(model, paddle.DataParallel) or type(model).__module__.startswith("paddle.distributed"):
         raise UsageError(

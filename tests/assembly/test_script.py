@@ -356,6 +356,21 @@ def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
         Trainer.of(**given)
 
 
+def test_a_finished_optimizer_does_not_train_an_adapter(tmp_path: Path) -> None:
+    """Its parameters are the frozen ones: nothing was learned."""
+    given = described(tmp_path / "run", adapter={"use": "lora", "match": ["*.up"]})
+    names = [name for name, _ in given["model"].named_parameters()]
+    with pytest.raises(UsageError, match="does not have the adapter's parameters: give it by word, class or"):
+        Trainer.of(**given)
+    assert [name for name, _ in given["model"].named_parameters()] == names, "the model is as it was"
+    for optimizer in ("sgd", paddle.optimizer.SGD):
+        trainer = Trainer.of(**described(tmp_path / "run", adapter=given["adapter"], optimizer=optimizer))
+        trained = dict(trainer.learner.placed.named_trainable)
+        before = {name: parameter.numpy() for name, parameter in trained.items()}
+        trainer.fit("1 step")
+        assert any((parameter.numpy() != before[name]).any() for name, parameter in trained.items())
+
+
 def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
     loss = nn.BCEWithLogitsLoss(reduction="none")
     loss.scale = loss.create_parameter([1])
