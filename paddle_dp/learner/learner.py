@@ -253,6 +253,7 @@ class Learner:
     @contextmanager
     def training(self) -> Iterator[None]:
         """A context for a training's updates, within which new weights may still arrive (`WeightSync.overlaps`)."""
+        self._clear_gradients()  # of an update that failed, or of a backward that the user has run
         self.weights.overlaps = True
         try:
             yield

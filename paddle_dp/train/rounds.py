@@ -67,6 +67,7 @@ class WorkQueue:
     def begin(self, first: int, stop: int) -> None:
         """Begins a round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
         self.round += 1
+        self._local_shares.clear()  # of a round that failed
         if self.mesh.is_main:
             with self._lock:
                 if self._ledger is not None:
@@ -221,9 +222,10 @@ class RoundDriver:
 
     def run(self) -> None:
         training, work_queue = self._training, work_queue_of(self._training.mesh)
-        while training.continues:
-            self._round(work_queue)
-            training.end_epoch()
+        with training.learner.training():
+            while training.continues:
+                self._round(work_queue)
+                training.end_epoch()
 
     def _round(self, work_queue: WorkQueue) -> None:
         self._local_sums: list[Sums] = []  # of this rank's shares since its last line

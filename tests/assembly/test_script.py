@@ -303,6 +303,37 @@ def test_two_trainers_of_one_folder_keep_their_results(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "strategy", ["data_parallel", "async_average", {"use": "replicas", "count": 2}], ids=str
+)
+def test_gradients_from_before_a_fit_are_not_learned(tmp_path: Path, strategy: Any) -> None:
+    """Those of an update that failed after its first backward, and of a backward before the trainer, were added to the
+    next update's."""
+    criterion, calls = nn.CrossEntropyLoss(reduction="none"), iter(range(100))
+    fails_at = -1
+
+    def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        if next(calls) == fails_at:
+            raise ZeroDivisionError
+        return criterion(outputs, targets)
+
+    def learned(folder: str, interrupted: bool) -> list[np.ndarray[Any, Any]]:
+        nonlocal calls, fails_at
+        given = described(tmp_path / folder, strategy=strategy, loss=loss, test=None, callbacks=[])
+        if interrupted:
+            given["model"](paddle.ones([2, 6])).sum().backward()
+        trainer = Trainer.of(**given)
+        calls, fails_at = iter(range(100)), 1 if interrupted else -1  # in the second micro-batch
+        if interrupted:
+            with pytest.raises(ZeroDivisionError):
+                trainer.fit("1 step")
+        trainer.fit("2 steps")
+        return [parameter.numpy() for parameter in given["model"].parameters()]
+
+    for ours, truth in zip(learned("failed", True), learned("straight", False), strict=True):
+        np.testing.assert_array_equal(ours, truth)
+
+
 def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Loops of Paddle's step one after every epoch; here that would swing the rate within an epoch."""
     given = described(tmp_path / "run", batch=8)

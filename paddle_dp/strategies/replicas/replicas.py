@@ -181,6 +181,7 @@ class Copies:
                         twin.copy_(moved(original, name_of(twin.place)), False)
             for original, twin in pairs:
                 twin.stop_gradient = original.stop_gradient
+                twin.clear_gradient(False)  # of an update that failed
             for layer, twin_layer in layers:
                 _set_alike(layer, twin_layer)
 
