@@ -50,6 +50,7 @@ from paddle_dp.units import Length
 if TYPE_CHECKING:
     import paddle
 
+_OPTIONS = ("resume", "folder=…")  # of errors about a run's folder
 _UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
 T = TypeVar("T", bound=TrainingState)
 
@@ -157,7 +158,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     settings = replace(read_settings(Train, train_settings, OWNER), precision=train_precision)
     settings_of_loader = arguments.loader_settings(loader)
     mesh = _joined()
-    run_folder = agreed_folder(Path(resume_options.folder), mesh)
+    run_folder = agreed_folder(Path(os.path.expanduser(resume_options.folder)), mesh)
     chosen: list[Any] = [arguments.named("callbacks", c) or c for c in callbacks]
     for callback in chosen:
         if not isinstance(callback, Part):
@@ -246,7 +247,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         metrics=scored,
         script_callbacks=[c for c in chosen if not isinstance(c, Part)],
     )
-    which = _which(resume_options, mesh)
+    which = _which(resume_options.resume, run_folder, mesh)
     resumed = _claim_folder(run_folder, mesh, which)
     trainer = TrainerBuilder(setup, mesh).trainer(kind, which, resume_options.accepted)
     trainer.begin_run = partial(_begin_run, trainer, resumed)
@@ -282,18 +283,18 @@ def _refuse_finished(model: Any, optimizer_of_adapter: Any) -> None:
         )
 
 
-def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
-    """The checkpoint to resume, as --resume names it; None: none. Collective."""
-    if resume_options.resume != "auto":
-        return "newest" if resume_options.resume is True else resume_options.resume or None
-    saved = bool(mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints"))
+def _which(resume: bool | str, folder: Path, mesh: Mesh) -> str | None:
+    """The checkpoint to resume in the run's folder, as --resume names it; None: none. Collective."""
+    if resume != "auto":
+        return "newest" if resume is True else os.path.expanduser(resume or "") or None
+    saved = bool(mesh.is_main and checkpoints.checkpoints(folder / "checkpoints"))
     return "newest" if any(mesh.gather(saved)) else None
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
     """Claims the run's folder, once for all ranks; returns, on rank 0, the run in it that goes on (`holds`), or None.
     Collective."""
-    if mesh.is_main and claim(folder, resume) is None:
+    if mesh.is_main and claim(folder, resume, _OPTIONS) is None:
         remove_partials(folder)
         checkpoints.clean(folder / "checkpoints")
     mesh.wait("run folder claimed")
@@ -305,7 +306,8 @@ def _begin_run(trainer: TrainingState, inode: int | None) -> None:
     own, of this `inode`: another trainer of this process may have begun one. All checks have passed. Collective."""
     folder, mesh = trainer.run.folder, trainer.mesh
     if mesh.is_main:
-        move_aside(folder, claim(folder, str(folder) if holds(folder, inode) else None))
+        older = claim(folder, str(folder) if holds(folder, inode) else None, _OPTIONS)
+        move_aside(folder, older, options=_OPTIONS)
         inode = folder.stat().st_ino
     trainer.begin_run = partial(_begin_run, trainer, inode)
     mesh.wait("run folder ready")

@@ -16,6 +16,8 @@ from paddle_dp.errors import UsageError
 LOCK = ".lock"  # held while a job works in the folder; the kernel releases it when the process ends
 _locks: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
 _FILES = (".yaml", ".json", ".jsonl", LOCK)  # names that must be files in a run's folder
+OptionNames = tuple[str, str]  # in messages: what resumes a run, and what names its folder
+COMMAND: OptionNames = ("--resume", "--output-dir DIR")
 
 
 def has_run(folder: Path) -> bool:
@@ -24,7 +26,7 @@ def has_run(folder: Path) -> bool:
     return any((folder / sign).exists() for sign in signs)
 
 
-def claim(folder: Path, resume: str | None) -> int | None:
+def claim(folder: Path, resume: str | None, options: OptionNames = COMMAND) -> int | None:
     """Locks `folder` for a run. If an older run must move aside, returns its inode for `move_aside`, else None.
 
     A new folder is readable by its owner only. With `resume` an older run stays; "newest", "best" and a step need one.
@@ -32,12 +34,12 @@ def claim(folder: Path, resume: str | None) -> int | None:
     folder cannot be made or written, a running job holds it, an older run would move aside with this job's logs in it,
     and as `check_files` does.
     """
-    check_files(folder)
+    check_files(folder, options)
     older = has_run(folder)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
         raise UsageError(
-            f"{folder} holds no run to resume. Leave --resume out to start one, or name the run's folder: "
-            "--output-dir DIR."
+            f"{folder} holds no run to resume. Leave {options[0]} out to start one, or name the run's folder: "
+            f"{options[1]}."
         )
     logs = os.environ.get("PADDLE_LOG_DIR", "")
     if older and not resume and logs and Path(logs).resolve().is_relative_to(folder.resolve()):
@@ -46,18 +48,18 @@ def claim(folder: Path, resume: str | None) -> int | None:
             "its logs elsewhere: launch --output-dir DIR."
         )
     try:
-        _lock(folder)
+        _lock(folder, options)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written ({error.strerror}): choose another one with --output-dir DIR."
+            f"{folder} cannot be written ({error.strerror}): choose another one with {options[1]}."
         ) from error
     return folder.stat().st_ino if older and not resume else None
 
 
-def check_files(folder: Path) -> None:
+def check_files(folder: Path, options: OptionNames = COMMAND) -> None:
     """Raises UsageError if a file in a run's folder is a link, a hard link, a pipe or a device: writing would change
     files elsewhere, and reading may never end.
 
@@ -79,7 +81,7 @@ def check_files(folder: Path) -> None:
             kind = "a pipe, a socket or a device"
         raise UsageError(
             f"{entry.path} is {kind}, and a run's files are its own. Remove it, or choose another folder with "
-            "--output-dir DIR."
+            f"{options[1]}."
         )
 
 
@@ -91,7 +93,9 @@ def holds(folder: Path, older: int | None) -> bool:
         return False
 
 
-def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Path | None:
+def move_aside(
+    folder: Path, older: int | None, logs: Path | None = None, options: OptionNames = COMMAND
+) -> Path | None:
     """Moves the older run that `claim` found to `<folder>.1`, `.2`, … and returns the new path; None if it has moved
     already or there is none. The lock and this job's `logs`, a folder within it, stay in `folder`.
 
@@ -115,12 +119,12 @@ def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Pat
     except OSError as error:
         raise UsageError(
             f"{folder} has an earlier run, which cannot be moved to {aside} ({error.strerror}): choose another "
-            "folder with --output-dir DIR."
+            f"folder with {options[1]}."
         ) from error
     return aside
 
 
-def _lock(folder: Path) -> None:
+def _lock(folder: Path, options: OptionNames) -> None:
     """Locks the folder, made if it is missing, for this process. Raises UsageError if another process holds it. Disks
     without locks have no effect."""
     folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -137,7 +141,7 @@ def _lock(folder: Path) -> None:
         os.close(file)
         raise UsageError(
             f"{folder} belongs to a job that is running ({holder}). Wait for its end, or end it; or choose another "
-            "folder with --output-dir DIR."
+            f"folder with {options[1]}."
         ) from None
     except OSError:  # a network disk without locks
         os.close(file)

@@ -334,6 +334,37 @@ def test_gradients_from_before_a_fit_are_not_learned(tmp_path: Path, strategy: A
         np.testing.assert_array_equal(ours, truth)
 
 
+def test_a_folder_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run was written into a folder named `~`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Trainer.of(**described(Path("~/runs/own"))).fit("1 epoch")
+    for resume in ("auto", True, "~/runs/own"):
+        again = Trainer.of(**described(Path("~/runs/own"), resume=resume))
+        assert again.progress.step == 7 and again.run.folder == tmp_path / "home/runs/own"
+    assert not (tmp_path / "~").exists()
+
+
+def test_what_is_wrong_with_a_folder_is_said_in_a_scripts_words(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        UsageError, match=r"Leave resume out to start one, or name the run's folder: folder=…\."
+    ):
+        Trainer.of(**described(run, resume=True))
+    run.mkdir()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"Remove it, or choose another folder with folder=…\."):
+        Trainer.of(**described(run))
+    (run / "metrics.jsonl").rmdir()
+    with (run / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match=r"belongs to a job .* choose another folder with folder=…\."):
+            Trainer.of(**described(run))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot be written .* choose another one with folder=…\."):
+        Trainer.of(**described(tmp_path / "file"))
+
+
 def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Loops of Paddle's step one after every epoch; here that would swing the rate within an epoch."""
     given = described(tmp_path / "run", batch=8)
