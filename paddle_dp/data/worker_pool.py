@@ -128,7 +128,7 @@ class GlobalBatches(Pooled):
 
         pairs = self._prefetched(epoch, shares, start) if self.workers else self._here(epoch, shares)
         for (k, sampler), (inputs, targets) in pairs:
-            slices = [  # a dummy is that of `Sampler.reads`
+            slices = [  # with the dummies of `Sampler.reads`
                 (slice(start, max(stop, start + 1)), stop - start)
                 for start, stop in sampler.cuts(sampler.size(k, epoch))
             ]

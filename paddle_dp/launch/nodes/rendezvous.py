@@ -28,7 +28,7 @@ NOTICE = 2.0  # seconds before the nodes print for which others they wait
 NOBODY = 124  # the exit status of a job whose nodes do not meet, like a job that stands still
 LOST_STATUS = 1  # the exit status of a job that has lost a node for good
 MAX_RANKS = 1 << 16  # ranks of a node
-MAX_FAILURES = 8  # failures of other nodes that are sent beside the first cause
+MAX_FAILURES = 8  # failures of other nodes that are sent with the first cause
 MAX_TEXT_CHARS = 8000  # characters of a node's line on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
 
