@@ -330,6 +330,19 @@ def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
         )
 
 
+def _load_masters(checkpoint: Checkpoint, learner: Learner) -> set[str]:
+    """Loads the masters of O2's weights, which are exact, into every copy of a weight that is no 16-bit one here.
+    Returns their names."""
+    saved, masters = set(checkpoint.names), set()
+    for parameter, weight in learner.placed.state().items():
+        name = optimizer_name(parameter, MASTER)
+        if name in saved and dtype_of(weight) in ("float32", "float64"):
+            placement, shape = learner.placed.placements.placement_of(weight), weight.shape
+            fill(weight, checkpoint, name, placement.global_shape(shape), placement.offset(shape))
+            masters.add(name)
+    return masters
+
+
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Loads the optimizer states of the parameters that this rank updates."""
     named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
@@ -342,12 +355,11 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
         check_shape(checkpoint, name, placement.global_shape(shape))
         return checkpoint.read(name, placement.offset(shape), shape)
 
-    local_names = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
-    for name in [n for n in local_names if n.endswith(f"/{MASTER}")]:
-        weight = named[_parameter(name)]
-        if dtype_of(weight) in ("float32", "float64"):  # O2's masters are exact, its weights rounded
-            placement, shape = learner.placed.placements.placement_of(weight), weight.shape
-            fill(weight, checkpoint, name, placement.global_shape(shape), placement.offset(shape))
-            local_names.remove(name)
+    masters = _load_masters(checkpoint, learner)
+    local_names = [
+        n
+        for n in checkpoint.names
+        if n.startswith("optimizer/") and _parameter(n) in named and n not in masters
+    ]
     with learner.weights.optimizer_states_on_device():
         load_optimizer(learner.optimizer, named.items(), read, local_names)

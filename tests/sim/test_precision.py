@@ -117,11 +117,11 @@ def weights_of_float32(folder: str, saved: str) -> dict[str, bool]:
     return found
 
 
-def resumes_on_cpu(folder: str, saved: str) -> bool:
+def resumes_on_cpu(folder: str, saved: str, strategy: str) -> bool:
     """In a rank: whether the weights are the masters of a run on the accelerator, and more steps follow."""
     from paddle_dp.checkpoint import load
 
-    resumed = build_trainer(GPT, folder, *LOW, resume=True)
+    resumed = build_trainer(GPT, folder, *LOW, f"strategy={strategy}", resume=True)
     there = load(Path(saved))
     masters = {name for name in there.names if name.endswith("/master_weight")}
     exact = all(
@@ -133,14 +133,14 @@ def resumes_on_cpu(folder: str, saved: str) -> bool:
     return exact and bool(masters)
 
 
-def test_masters_of_o2_are_the_weights_of_a_run_on_a_cpu(
-    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ranks", "strategy"), [(1, "{use: single}"), (2, "{use: hybrid, sharding: 2}")])
+def test_masters_of_o2_are_the_weights_of_a_run_on_cpus(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, strategy: str
 ) -> None:
     monkeypatch.setenv("SIM_NAME", "npu")
     (saved,) = run_ranks(saved_by, 1, str(tmp_path))
     monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
-    (found,) = run_ranks(resumes_on_cpu, 1, str(tmp_path), saved)
-    assert found
+    assert run_ranks(resumes_on_cpu, ranks, str(tmp_path), saved, strategy) == [True] * ranks
 
 
 def test_weights_of_float32_are_rounded_to_the_16_bits_of_o2(

@@ -202,7 +202,9 @@ def own_loss():
     return nn.CrossEntropyLoss(ignore_index=0, reduction="none")
 
 
-@pytest.mark.parametrize("loss", [{"use": "cross_entropy", "ignore_index": 0}, own_loss], ids=["recipe", "own"])
+@pytest.mark.parametrize(
+    "loss", [{"use": "cross_entropy", "ignore_index": 0}, own_loss], ids=["recipe", "own"]
+)
 def test_targets_that_the_loss_ignores_are_in_no_table(tmp_path, loss):
     """Class 0 is among the outputs, and is predicted wrong for one of its two samples."""
     data = Scored("int64")
