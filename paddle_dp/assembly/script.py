@@ -180,7 +180,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     model, before = adapted(
         model, arguments.read_named("adapters", adapter) if adapter else None, settings.seed
     )
-    group(model, update.groups if update else (), before)
+    group(model, update.groups if update else (), before, optimizer)
     if update:
         update.prepare(model)
     base, added = base_of(model, before)

@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 
 from paddle_dp.core.blocks import blocks_of
-from paddle_dp.core.optimizer import parameters_of
+from paddle_dp.core.optimizer import groups_of, parameters_of
 from paddle_dp.core.turns import TurnOptimizers
 from paddle_dp.core.updates import DECAY_KEY, ByParameter
 from paddle_dp.part.groups import (
@@ -27,18 +27,24 @@ from paddle_dp.part.groups import (
     named_parameters,
 )
 
-# What a parameter or a BatchNorm was before a group changed it. Two underscores: no setting of the model
-# (`identity.walk`).
+# What a parameter or a BatchNorm was before a group changed it; of a rate also what the group has set. Two underscores:
+# no setting of the model (`identity.walk`).
 _RATE_KEY, _FROZEN_KEY, _STATISTICS_KEY = "given_learning_rate", "given_frozen", "__given_use_global_stats"
 
 
-def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
+def group(
+    model: nn.Layer,
+    groups: Sequence[ParameterGroup],
+    frozen_names: Collection[str] = (),
+    optimizer: Any = None,
+) -> None:
     """Applies the groups' settings to the parameters of a whole model, before it is placed; `frozen_names` are frozen
-    unless a group says otherwise. What the groups of an earlier training of the same model have set is undone first.
+    unless a group says otherwise. What the groups of an earlier training of the same model have set is undone first;
+    but a finished `optimizer` keeps the rates of its parameter groups, and a parameter that it lacks stays frozen.
 
     Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside blocks.
     """
-    _ungroup(model)
+    _ungroup(model, optimizer if isinstance(optimizer, paddle.optimizer.Optimizer) else None)
     norms = [(n, n._use_global_stats) for n in model.sublayers(include_self=True) if keeps_statistics(n)]
     frozen_before = [(names[0], p, p.stop_gradient) for names, p in named_parameters(model)]
     freeze(model, groups, frozen_names)
@@ -50,20 +56,27 @@ def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Colle
             vars(norm)[_STATISTICS_KEY] = used
     for parameter, scale, decay in _settings(model, groups):
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
-        rate = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
+        rate = float(attributes["learning_rate"] or 0.0)
         attributes["learning_rate"] = rate * scale
+        attributes[_RATE_KEY] = (rate, rate * scale)
         if decay is not None:
             attributes[DECAY_KEY] = decay
 
 
-def _ungroup(model: nn.Layer) -> None:
+def _ungroup(model: nn.Layer, finished: Any) -> None:
     """Gives parameters the rates, decays and gradients that they had before `group`, and BatchNorms their statistics.
-    An adapter's base stays frozen."""
+    An adapter's base stays frozen, and so does a parameter that a `finished` optimizer was made without."""
+    parameters = model.parameters() if finished is None else parameters_of(finished)
+    learning = {id(parameter) for parameter in parameters}
+    has_rates = finished is not None and groups_of(finished) is not None
     for parameter in model.parameters():
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
-        attributes["learning_rate"] = attributes.pop(_RATE_KEY, attributes["learning_rate"])
+        given, scaled = attributes.pop(_RATE_KEY, (None, None))
+        if given is not None and attributes["learning_rate"] == scaled and not has_rates:
+            attributes["learning_rate"] = given
         attributes.pop(DECAY_KEY, None)
-        parameter.stop_gradient = attributes.pop(_FROZEN_KEY, parameter.stop_gradient)
+        if id(parameter) in learning:
+            parameter.stop_gradient = attributes.pop(_FROZEN_KEY, parameter.stop_gradient)
         if hasattr(parameter.regularizer, "from_recipe"):
             parameter.regularizer = None
     for layer in model.sublayers(include_self=True):

@@ -120,6 +120,26 @@ def test_groups_do_not_outlive_their_training() -> None:
     assert state() == before
 
 
+def test_a_finished_optimizer_keeps_its_rates_and_the_parameters_it_has_not() -> None:
+    """The user has made it of the model as the first training's groups left it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    groups = (ParameterGroup(match="0", frozen=True), ParameterGroup(match="1", lr_scale=0.1))
+    group(model, groups)
+    rated = [{"params": model[1].parameters(), "learning_rate": 0.1}, {"params": model[2].parameters()}]
+    group(model, (), (), paddle.optimizer.AdamW(0.1, parameters=rated))
+    assert [layer.weight.optimize_attr["learning_rate"] for layer in model] == [1.0, 0.1, 1.0]
+    assert [p.stop_gradient for p in model.parameters()] == [True, True, False, False, False, False]
+    for each in model:
+        each.weight.optimize_attr["learning_rate"] = 1.0
+    group(model, groups)
+    group(model, (), (), paddle.optimizer.AdamW(0.1, parameters=model.parameters()))
+    assert [layer.weight.optimize_attr["learning_rate"] for layer in model] == [1.0, 1.0, 1.0]
+    assert not any(p.stop_gradient for p in model.parameters()[2:])
+    model[2].weight.optimize_attr["learning_rate"] = 0.3  # by hand, after the groups
+    group(model, ())
+    assert model[2].weight.optimize_attr["learning_rate"] == 0.3
+
+
 def test_an_adapters_base_stays_frozen() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
     group(model, (), {"0.weight", "0.bias", "1.weight", "1.bias"})
