@@ -53,7 +53,7 @@ class Loss:
     @property
     def ignored(self) -> int | None:
         """The class number of targets that do not count, as metrics read it; None if all count."""
-        number = getattr(self.function, "ignored", getattr(self.function, "ignore_index", None))
+        number = getattr(self.function, "ignore_index", None)
         return number if type(number) is int else None
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:

@@ -75,9 +75,9 @@ class FrozenCheck(LearnerCheck):
                 many = self._mesh.ranks > 1
                 left_out = "all-reduced, and the ranks would drift apart" if many else "scaled or clipped"
                 raise UsageError(
-                    f"parameter '{name}' was unfrozen after the model was placed, so its gradient would not be "
-                    f"{left_out}. End the training here, unfreeze it before the model is given to Trainer.of, and "
-                    "resume with accept=['frozen']."
+                    f"parameter '{name}' was unfrozen after the model was placed (or another Trainer.of of the model "
+                    f"has undone its groups), so its gradient would not be {left_out}. End the training here, unfreeze "
+                    "it before the model is given to Trainer.of, and resume with accept=['frozen']."
                 )
             raise UsageError(
                 f"parameter '{name}' was frozen after the model was placed, and paddle.DataParallel waits for its "

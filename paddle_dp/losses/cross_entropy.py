@@ -39,6 +39,11 @@ class CrossEntropy:
         self.smoothing, self.ignored = smoothing, ignored
         self.classes: Classes = AllClasses()
 
+    @property
+    def ignore_index(self) -> int:
+        """The class number of targets that do not count, by Paddle's name."""
+        return self.ignored
+
     def parallel(self, classes: Classes) -> Self:
         """A copy for outputs that hold only some of the classes; `classes` computes over all of them."""
         other = copy(self)

@@ -24,7 +24,7 @@ class OfClasses:
 
     def with_loss(self, loss: Any) -> Self:
         """This metric, without the targets that the loss ignores."""
-        number = getattr(loss, "ignored", getattr(loss, "ignore_index", None))
+        number = getattr(loss, "ignore_index", None)
         if self.ignored is not None or type(number) is not int:  # True is no class
             return self
         other = copy(self)

@@ -105,7 +105,8 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
             f"not one target of the {samples} held-out samples counts, so there is no loss: look at the data set's "
             "test split, and at the targets that the loss ignores (loss.ignore_index)."
         )
-    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for each in rows for name in each[0]}
+    names = dict.fromkeys(name for row in rows for name in row[0])
+    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
     if confusion is not None and confusion.any():  # the accuracy, for a loss without scores
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     failure = ""

@@ -8,6 +8,7 @@ from paddle import nn
 from paddle_dp.axes.tensor.layers import TensorParallelizer
 from paddle_dp.core import lora
 from paddle_dp.core.placement import Placements
+from paddle_dp.core.precision import Rounder
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
 
@@ -119,6 +120,14 @@ def test_a_layer_that_does_more_than_a_linear_one_is_not_cut(make, sentence, way
     """What it did in training alone was gone, and the comparison in evaluation did not see it."""
     with pytest.raises(UsageError, match=sentence):
         parallelize(Pair(make(), nn.Linear(4, 4), {"first": way}))
+
+
+def test_a_layer_with_the_hooks_of_an_earlier_training_is_cut():
+    """Low precision on CPUs leaves its hooks, which the next training sets anew."""
+    model = Pair(nn.Linear(4, 4), nn.Linear(4, 4), {"first": "colwise", "second": "rowwise"})
+    Rounder(model, "bfloat16")
+    parallelize(model)
+    assert model.first.weight.shape == [4, 2]
 
 
 def test_a_linear_layer_with_an_adapter_or_another_name_is_cut():

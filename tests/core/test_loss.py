@@ -274,3 +274,10 @@ def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) 
         assert np.isnan(metrics["loss"]) if collect_metrics else metrics is None
         for parameter, weight in zip(learner.model.parameters(), before, strict=True):
             np.testing.assert_array_equal(parameter.numpy(), weight)
+
+
+def test_a_users_attribute_named_ignored_is_no_class() -> None:
+    own = type("Own", (), {"ignored": 0, "__call__": lambda self, outputs, targets: outputs})()
+    assert as_loss(own).ignored is None
+    assert as_loss(CrossEntropy(ignore_index=3).build()).ignored == 3
+    assert as_loss(paddle.nn.CrossEntropyLoss(ignore_index=2)).ignored == 2

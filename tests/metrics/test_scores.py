@@ -217,7 +217,7 @@ def test_targets_that_the_loss_ignores_do_not_count(use: str) -> None:
 
 
 def test_a_switch_of_the_loss_is_no_class() -> None:
-    loss = type("Switched", (), {"ignored": True})()
+    loss = type("Switched", (), {"ignore_index": True})()
     assert scores({"use": "classification"}, SCORES, CLASSES, loss=loss) == scores(
         {"use": "classification"}, SCORES, CLASSES
     )
