@@ -22,7 +22,7 @@ from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST_STATUS, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
-from paddle_dp.launch.rank_supply import LOOK, RankSupply, with_ranks
+from paddle_dp.launch.rank_supply import LOOK, ROW, RankSupply, with_ranks
 from paddle_dp.launch.restarts import AttemptResult, Restart, alike, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.supervisor import ExternalEvents
@@ -367,7 +367,10 @@ class _Node:
         console.show_restart(result, self.plan, then, verdict["where"])
         if self.server is None:  # node 0 has noted it
             self.history.append(replace(result, saved=verdict.get("saved")))
-        if supply.varies and supply.note_lost(self.history, self.plan.numbers):
+        causes = [result.cause for result in self.history[-ROW:] if result.cause is not None]
+        # Ranks that only wait for another node's fail like this, too.
+        waited = any(cause.consequence or cause.kind == "stood still" for cause in causes)
+        if supply.varies and not waited and supply.note_lost(self.history, self.plan.numbers):
             console.write(supply.shortage(supply.offered()))
             self._offer()  # there is time: a second failure in a row is followed by a wait
 

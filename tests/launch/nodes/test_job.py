@@ -192,6 +192,20 @@ def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys
     assert capsys.readouterr().err.count(why) == 1  # on its node
 
 
+@pytest.mark.parametrize("kind", ["LostPeerError", "stood still"])
+def test_no_node_leaves_out_a_rank_that_may_have_waited_for_another_node(play, kind):
+    """Where the network failed, the rank that noted it first lost its GPU."""
+
+    def waited(play: Play, plan: LaunchPlan, outside: Any) -> AttemptResult:
+        return failure(plan, kind, "rank 0 does not answer")
+
+    job = play()
+    job.start(0, waits, waits, works, restarts=3, ranks=2, least_ranks=1)
+    job.start(1, waited, waited, works, restarts=3, ranks=2, least_ranks=1)
+    assert job.end() == {0: 0, 1: 0}
+    assert [ranks for *_, ranks, _ in job.seen] == [2] * 6
+
+
 def test_no_node_leaves_out_a_rank_for_an_error_that_all_raise(play, capsys):
     job = play()
     for number in (0, 1):
