@@ -81,6 +81,7 @@ class RankSupply:
         self._limit: int | None = None  # the last valid number in the run folder's file
         self._limit_known = False
         self._not_followed = ""  # the file's invalid text that a line has reported
+        self._last: LaunchPlan | None = None  # of the last attempt
         self._from = 0  # length of the history when the last rank was lost
 
     @property
@@ -92,7 +93,7 @@ class RankSupply:
         """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
         if not self.varies:
             return self.plan
-        self.note_lost(history)
+        self.note_lost(history, self._last or self.plan)
         plan = self.offered()
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
         return with_ranks(plan, ranks)
@@ -108,7 +109,7 @@ class RankSupply:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.varies and self.plan.devices:
             machine.ask_paddle.cache_clear()  # a device of a plugin may have gone
-        plan = self.next(history)
+        plan = self._last = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
         if self._shortage not in ("", previous):
             console.write(self._shortage)
@@ -179,22 +180,20 @@ class RankSupply:
             console.write(f"{file} has {wrong}: still at most {most}.")
         return self._limit
 
-    def note_lost(self, history: Sequence[AttemptResult], numbers: range | None = None) -> bool:
+    def note_lost(self, history: Sequence[AttemptResult], plan: LaunchPlan) -> bool:
         """Counts a rank, and its device, as lost if it alone was the first to fail in each of the last attempts;
-        returns True then. `numbers`: this node's ranks in them."""
+        returns True then. `plan`: this node's part of the last one."""
         new = history[self._from :][-ROW:]
         rank, *others = {result.culprit for result in new} or {None}
         if len(new) < ROW or others or any(result.progressed for result in new[1:]):
             return False
-        now = self.offered()
-        numbers = range(now.ranks) if numbers is None else numbers
-        if rank is None or rank not in numbers:
+        if rank is None or rank not in plan.numbers:
             return False
         self._from = len(history)
-        position = rank - numbers.start - now.servers_here
-        if now.devices and position < 0:
+        position = rank - plan.numbers.start - plan.servers_here
+        if plan.devices and not 0 <= position < len(plan.devices):
             return False  # a server has no device
-        self.lost.append(now.devices[position] if now.devices else str(rank))
+        self.lost.append(plan.devices[position] if plan.devices else str(rank))
         return True
 
     def shortage(self, plan: LaunchPlan) -> str:

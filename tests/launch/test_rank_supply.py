@@ -159,8 +159,28 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
 def test_a_node_counts_its_own_ranks_alone(tmp_path):
     first, second = supply(tmp_path), supply(tmp_path)
     failures = [fails(4), fails(4)]  # of 3 ranks on each of two nodes
-    assert not first.note_lost(failures, range(3)) and second.note_lost(failures, range(3, 6))
+    plan = replace(first.plan, ranks=3, nodes=2)
+    assert not first.note_lost(failures, plan) and second.note_lost(failures, replace(plan, node=1))
     assert (first.lost, second.lost) == ([], ["4"])
+
+
+@pytest.mark.parametrize(("rank", "lost"), [(5, ["1"]), (7, ["3"])])
+def test_the_device_that_is_left_out_is_the_one_the_attempt_had(tmp_path, rank, lost):
+    """A failed GPU may be gone: its successor in today's list was left out, or the node's launcher ended."""
+    here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
+    some = supply(tmp_path, here=here[0], devices=here[0].devices, machine=lambda: here[0])
+    plan = replace(some.plan, nodes=2, node=1)
+    here[0] = replace(here[0], devices=("0", "2", "3"))
+    assert some.note_lost([fails(rank)] * 2, plan) and some.lost == lost
+    assert not some.note_lost([fails(rank)] * 4, replace(plan, devices=plan.devices[:1]))
+
+
+def test_the_device_of_a_single_node_is_the_one_the_attempt_had_too(tmp_path):
+    here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
+    some = supply(tmp_path, here=here[0], devices=here[0].devices, machine=lambda: here[0])
+    assert some.announce_next().ranks == 4
+    here[0] = replace(here[0], devices=("0", "2", "3"))
+    assert some.announce_next([fails(1)] * 2).devices == ("0", "2", "3") and some.lost == ["1"]
 
 
 def test_no_rank_is_left_out_for_an_error_of_all_ranks_or_the_end_of_the_launcher(tmp_path):

@@ -360,7 +360,7 @@ class _Node:
         return result_of(message, self.logs, self.number, self.result)
 
     def _restart(self, message: Message) -> None:
-        if self.plan is None:
+        if self.plan is None or self.member.attempt != message["attempt"]:  # it took no part
             return
         verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply
         then = Restart(wait=verdict["wait"], number=verdict["number"])
@@ -370,7 +370,7 @@ class _Node:
         causes = [result.cause for result in self.history[-ROW:] if result.cause is not None]
         # Ranks that only wait for another node's fail like this, too.
         waited = any(cause.consequence or cause.kind == "stood still" for cause in causes)
-        if supply.varies and not waited and supply.note_lost(self.history, self.plan.numbers):
+        if supply.varies and not waited and supply.note_lost(self.history, self.plan):
             console.write(supply.shortage(supply.offered()))
             self._offer()  # there is time: a second failure in a row is followed by a wait
 

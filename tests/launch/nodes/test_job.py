@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,6 +332,28 @@ def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
         with member:
             eventually(lambda: member.connected)
             assert server.rendezvous.members[1].ranks == 3
+
+
+def test_a_node_notes_no_failure_of_an_attempt_without_it(tmp_path, capsys):
+    """Its rank of the same number was left out, though it had failed once, or never."""
+    job = Job(recipe=Path("r.yaml"), ranks=2, least_ranks=1, nodes=2, node_rank=1)
+    plan = LaunchPlan(job=job, machine=Machine(cores=2), ranks=2, nodes=2, node=1)
+    supply = RankSupply(plan=plan, run=tmp_path, refused=lambda ranks: "")
+    node_job = nodes.NodeJob(
+        supply=supply, limits=NodeLimits(least=1, most=2), open=lambda again: (plan, tmp_path), inherited={}
+    )
+    member: Any = SimpleNamespace(attempt=1, hello={"ranks": 2}, send=lambda **message: None)
+    node = nodes._Node(
+        node_job=node_job, member=member, meeting=Meeting(master="", host=""), signals=Signals(), server=None,
+        secret=b"", plan=plan, logs=tmp_path,
+    )  # fmt: skip
+    end = end_of(raises(Play(tmp_path), plan, None), 0, False)
+    again = {"node": 0, "words": end["words"], "told": {"wait": 0.0, "number": 1, "where": "the beginning"}}
+    for attempt, lost in ((1, []), (2, []), (3, ["2"])):
+        member.attempt = 1 if attempt == 2 else attempt
+        node._restart({**again, "attempt": attempt})
+        assert supply.lost == lost
+    assert capsys.readouterr().err.count("starts again") == 2
 
 
 def test_a_node_that_nobody_joins_says_so(play, capsys):
