@@ -51,8 +51,11 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
         selected = [interval_to(content, run, step)]
     elif replay:
         spans = intervals(content, run)
-        print("".join(f"{span.mixed}\n" for span in spans if span.mixed), end="")
         selected = evenly_spread([span for span in spans if not span.mixed], replay)
+        left_out = [span.mixed for span in spans if span.mixed]
+        if not selected:
+            raise UsageError("\n".join(left_out))
+        print("".join(f"{line}\n" for line in left_out), end="")
     for number, interval in enumerate(selected, start=1):
         same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same

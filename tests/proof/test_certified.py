@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,11 +212,10 @@ def test_a_run_whose_loss_was_changed_is_trained_again_with_each_loss(tmp_path, 
     assert certificate(out, replay=2) == GOOD
     assert capsys.readouterr().out.count("again on one process: the same\n  the weights are bit-equal") == 2
     shutil.rmtree(out / "checkpoints" / step_name(4))
-    assert certificate(out, replay=1) == GOOD
     changed = "steps 1 to 8 cannot be trained again: loss.label_smoothing changed after step 4 (--accept)"
-    assert f"\n{changed}, of which there is no checkpoint.\n" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="steps 1 to 8 cannot be trained again"):
-        certificate(out, step=3)
+    for words in ({"replay": 1}, {"step": 3}):  # nothing is trained again: it ended with 0
+        with pytest.raises(UsageError, match=f"^{re.escape(changed)}, of which there is no checkpoint.$"):
+            certificate(out, **words)
 
 
 def flip_last_byte(path: Path) -> None:
@@ -250,6 +251,20 @@ def test_a_certificate_is_shown_of_a_run_that_cannot_be_trained_again(tmp_path, 
     assert "digits: 2700 updates" in capsys.readouterr().out
     with pytest.raises(UsageError, match="there is no checkpoint to compare with"):
         certificate(tmp_path, replay=1)
+
+
+def test_intervals_without_a_recipe_are_left_out_and_if_all_are_it_is_an_error(tmp_path, monkeypatch, capsys):
+    plain = Interval(start=4, to=8, begin=None, end=None, recipe=MLP)
+    mixed = [replace(plain, start=n, mixed=f"steps {n + 1} to {n + 2} cannot.") for n in (0, 2)]
+    trained: list[Interval] = []
+    monkeypatch.setattr(certified, "_read", lambda run: certified_run())
+    monkeypatch.setattr(certified, "retrain_interval", lambda interval, *rest: not trained.append(interval))
+    monkeypatch.setattr(certified, "intervals", lambda content, run: [*mixed, plain])
+    assert certificate(tmp_path, replay=3) == GOOD and trained == [plain]
+    assert capsys.readouterr().out.endswith("\nsteps 1 to 2 cannot.\nsteps 3 to 4 cannot.\n")
+    monkeypatch.setattr(certified, "intervals", lambda content, run: mixed)
+    with pytest.raises(UsageError, match=r"^steps 1 to 2 cannot\.\nsteps 3 to 4 cannot\.$"):
+        certificate(tmp_path, replay=3)
 
 
 def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
