@@ -195,6 +195,9 @@ def _interval(checkpoint_steps: Mapping[int, Path | None], start: int, to: int) 
     later = next((step for step in checkpoint_steps if step >= to), start)
     state = _recipe_state(checkpoint_steps[later])
     changes = [(int(each["step"]), each["key"]) for each in (state.get("identity") or {}).get("accepted", ())]
+    first = min((step for step, _ in changes if start <= step < later), default=0)
+    if first >= to and checkpoint_steps[start] is not None:  # these updates were done before the change
+        state, changes = _recipe_state(checkpoint_steps[start]), []
     within = {key: step for step, key in changes if start < step < later}
     mixed = (
         f"steps {start + 1} to {later} cannot be trained again: {', '.join(within)} changed after step "

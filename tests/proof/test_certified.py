@@ -267,6 +267,28 @@ def test_intervals_without_a_recipe_are_left_out_and_if_all_are_it_is_an_error(t
         certificate(tmp_path, replay=3)
 
 
+@pytest.mark.parametrize(
+    ("to", "changes", "recipe", "accepted"),
+    [
+        (4, [(4, "loss")], "before", []),
+        (5, [(4, "loss")], None, []),
+        (4, [(3, "loss"), (4, "loss")], None, []),
+        (4, [(2, "loss"), (4, "loss")], None, ["loss"]),  # no checkpoint has the recipe of steps 3 and 4
+        (4, [(2, "loss")], "after", ["loss"]),
+        (8, [(8, "loss")], "after", []),
+    ],
+)
+def test_updates_before_a_change_have_the_recipe_of_the_checkpoint_before_them(
+    monkeypatch, to, changes, recipe, accepted
+):
+    """Checkpoints of steps 2 and 8 are there. Updates between them were given up, whatever changed after them."""
+    rows = [{"step": step, "key": key} for step, key in changes]
+    states = {Path("2"): {"recipe": "before"}, Path("8"): {"recipe": "after", "identity": {"accepted": rows}}}
+    monkeypatch.setattr(certified, "_recipe_state", lambda checkpoint: states[checkpoint])
+    found = certified._interval({2: Path("2"), 8: Path("8")}, 2, to)
+    assert (None if found.mixed else found.recipe, found.accepted) == (recipe, accepted)
+
+
 def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
     """What the screen had when each of two parts began to train."""
     content, screens = certified_run(), []
