@@ -248,9 +248,9 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         script_callbacks=[c for c in chosen if not isinstance(c, Part)],
     )
     which = _which(resume_options.resume, run_folder, mesh)
-    resumed = _claim_folder(run_folder, mesh, which)
+    inode = _claim_folder(run_folder, mesh, which)
     trainer = TrainerBuilder(setup, mesh).trainer(kind, which, resume_options.accepted)
-    trainer.begin_run = partial(_begin_run, trainer, resumed)
+    trainer.begin_run = partial(_begin_run, trainer, inode, trainer.starts)
     return trainer
 
 
@@ -292,22 +292,27 @@ def _which(resume: bool | str, folder: Path, mesh: Mesh) -> str | None:
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
-    """Claims the run's folder, once for all ranks; returns, on rank 0, the run in it that goes on (`holds`), or None.
-    Collective."""
+    """Claims the run's folder, once for all ranks; returns, on rank 0, the folder's inode (`holds`), or None if a run
+    in it will move aside. Collective."""
+    inode = None
     if mesh.is_main and claim(folder, resume, _OPTIONS) is None:
         remove_partials(folder)
         checkpoints.clean(folder / "checkpoints")
+        inode = folder.stat().st_ino
     mesh.wait("run folder claimed")
-    return folder.stat().st_ino if mesh.is_main and resume else None
+    return inode
 
 
-def _begin_run(trainer: TrainingState, inode: int | None) -> None:
-    """Claims the folder again, which an earlier `fit` has released, and moves any run out of it but the trainer's
-    own, of this `inode`: another trainer of this process may have begun one. All checks have passed. Collective."""
+def _begin_run(trainer: TrainingState, inode: int | None, starts: int) -> None:
+    """Claims the folder again, which an earlier `fit` has released, and moves any run out of it unless it is the
+    trainer's folder, of this `inode`, in which no other training has begun since there were so many `starts`. All
+    checks have passed. Collective."""
     folder, mesh = trainer.run.folder, trainer.mesh
     if mesh.is_main:
-        older = claim(folder, str(folder) if holds(folder, inode) else None, _OPTIONS)
-        move_aside(folder, older, options=_OPTIONS)
+        stays = holds(folder, inode) and trainer.starts in (starts, trainer.last_start)
+        older = claim(folder, "auto" if stays else None, _OPTIONS)
+        if moved := move_aside(folder, older, options=_OPTIONS):
+            print(f"the earlier run is now {moved}", flush=True)
         inode = folder.stat().st_ino
-    trainer.begin_run = partial(_begin_run, trainer, inode)
+    trainer.begin_run = partial(_begin_run, trainer, inode, starts)
     mesh.wait("run folder ready")

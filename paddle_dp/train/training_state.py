@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -29,6 +30,8 @@ from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.run import Run
+
+_starts = Counter[Path]()  # of the trainings of this process, by folder
 
 # The callbacks of a training, and how they are called -----------------------------------------------------------------
 
@@ -129,10 +132,15 @@ class TrainingState:
         self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
-        self._begun = False  # before the first `start` the folder may hold an older run
+        self.last_start = 0  # the last one of its `starts`; before, the folder may hold an older run
         self._base: dict[str, Any] = {}  # of an adapter
         self._unsaved = Unsaved()
         self._settings: LayerSettings | None = None  # the layers' settings at the first check
+
+    @property
+    def starts(self) -> int:
+        """The number of times that a training of this process has begun in the run's folder."""
+        return _starts[self.run.folder.resolve()]
 
     @property
     def continues(self) -> bool:
@@ -286,7 +294,7 @@ class TrainingState:
         return evaluation
 
     def _tell_evaluated(self, evaluation: Evaluation) -> None:
-        if self._begun:
+        if self.last_start:
             self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
             if not self.callbacks.at_work:
@@ -314,7 +322,7 @@ class TrainingState:
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
         self.look_at_itself()
-        self._begun = True
+        self.last_start = _starts[self.run.folder.resolve()] = self.starts + 1
         self.callbacks.tell(self.moment("start"))
 
     def tell_gallery(self, gallery: Gallery) -> None:

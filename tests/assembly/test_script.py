@@ -303,6 +303,23 @@ def test_two_trainers_of_one_folder_keep_their_results(tmp_path: Path) -> None:
     )
 
 
+def test_files_from_between_of_and_fit_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were taken for an older run, and the folder of the job's logs may not move."""
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer.of(**described(Path("7"), callbacks=[]))
+    checkpoints.save(trainer.snapshot(), Path("7/checkpoints"), trainer.mesh)
+    monkeypatch.setenv("PADDLE_LOG_DIR", "7/logs")
+    trainer.fit("1 step")
+    assert [path.name for path in Path("7/checkpoints").iterdir()] == ["step-00000000"]
+    monkeypatch.delenv("PADDLE_LOG_DIR")
+    Trainer.of(**described(Path("7"))).fit("1 step")
+    assert "the earlier run is now 7.1\n" in capsys.readouterr().out and Path("7.1/checkpoints").is_dir()
+    trainer.fit("2 steps")  # another one has begun in its folder
+    assert len(losses(tmp_path / "7.2")) == 1 and not Path("7/checkpoints").exists()
+
+
 @pytest.mark.parametrize(
     "strategy", ["data_parallel", "async_average", {"use": "replicas", "count": 2}], ids=str
 )
