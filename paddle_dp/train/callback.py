@@ -208,7 +208,8 @@ class Callback:
         """Called after a measurement of where the time of some steps went, on every rank (docs/why-slow.md)."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """Called after every evaluation from `start` on, with the same `evaluation` on every rank."""
+        """Called after every evaluation from `start` on, until another training begins in the run's folder, with the
+        same `evaluation` on every rank."""
 
     def gallery(self, moment: Moment, gallery: Gallery) -> None:
         """Called on the main rank after some held-out samples were computed with the model's answers (the callback

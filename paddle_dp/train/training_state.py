@@ -230,8 +230,8 @@ class TrainingState:
         self.early_end = reason
 
     def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample and, once the training has begun, calls `evaluated` of all callbacks.
-        Collective.
+        """Evaluates on every held-out sample and, once the training has begun and until another one begins in its
+        folder, calls `evaluated` of all callbacks. Collective.
 
         Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
         is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
@@ -294,7 +294,7 @@ class TrainingState:
         return evaluation
 
     def _tell_evaluated(self, evaluation: Evaluation) -> None:
-        if self.last_start:
+        if self.last_start and self.last_start == self.starts:
             self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
             if not self.callbacks.at_work:

@@ -269,11 +269,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_an_evaluation_before_fit_changes_no_run_in_the_folder(tmp_path: Path) -> None:
+def test_an_evaluation_before_fit_or_after_another_one_changes_no_run_in_the_folder(tmp_path: Path) -> None:
     """It was told to callbacks that had not started: evaluation.json and early_stop.json were of the new weights, and
     a checkpoint of them became the best of the older run, whose own was deleted."""
     watching = ["evaluate", {"use": "checkpoint", "best": "loss", "keep": 1}, {"use": "early_stop"}]
-    Trainer.of(**described(tmp_path / "run", callbacks=watching)).fit("2 epochs")
+    first = Trainer.of(**described(tmp_path / "run", callbacks=watching))
+    first.fit("2 epochs")
     before = contents(tmp_path / "run")
     assert {"evaluation.json", "early_stop.json", "checkpoints/best.json"} <= before.keys()
     again = Trainer.of(**described(tmp_path / "run", callbacks=watching, resume="auto"))
@@ -281,7 +282,9 @@ def test_an_evaluation_before_fit_changes_no_run_in_the_folder(tmp_path: Path) -
     new = Trainer.of(**described(tmp_path / "run", callbacks=watching))
     assert new.evaluate().numbers["loss"] > 0 and contents(tmp_path / "run") == before
     new.fit("1 epoch")
-    assert contents(tmp_path / "run.1") == before and "evaluation.json" in contents(tmp_path / "run")
+    after = contents(tmp_path / "run")
+    assert contents(tmp_path / "run.1") == before and "evaluation.json" in after
+    assert first.evaluate().samples == 30 and contents(tmp_path / "run") == after
 
 
 def test_two_trainers_of_one_folder_keep_their_results(tmp_path: Path) -> None:
