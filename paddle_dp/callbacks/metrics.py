@@ -121,6 +121,11 @@ class Metrics(Callback):
         if self._journal is not None and refusal.action == "rewind":
             with contextlib.suppress(OSError):  # on a full disk, repeated steps appear twice
                 self._open(moment.progress.step)
+                if self._dropped:  # the last of them is this attempt's start
+                    *before, start = self._dropped
+                    at = {key: getattr(moment.progress, key) for key in ("epoch", "step", "samples")}
+                    pause = {"pause_seconds": round(dropped_pause(before, start), 3)}
+                    self._journal.add(_encoded(start | at | pause))
         self._write(moment, as_fields(refusal))
 
     def measured(self, moment: Moment, measured: StepMeasurement) -> None:

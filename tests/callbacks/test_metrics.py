@@ -14,7 +14,7 @@ from paddle_dp.callbacks.metrics import Config
 from paddle_dp.errors import StoppedError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Moment, Refusal, Run
 from tests.callbacks.moments import At, Found
 
 
@@ -99,6 +99,31 @@ def test_a_resume_from_an_earlier_step_keeps_how_long_nobody_waited(
     started(run, at("start", 4))
     first, last = lines(run)
     assert "pause_seconds" not in first and last.get("pause_seconds", 0.0) == pause
+
+
+def test_a_rewind_to_before_a_resume_keeps_its_start(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With it went the ranks, and the seconds of the pause before it, in which nobody waited."""
+    now = 1000.0
+    monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(heartbeat, "born", 1000.0)
+    metrics = started(run, at("start", 0))
+    metrics.step(at("step", 3))
+    metrics.end(at("end", 8))
+    now = 9000.0
+    monkeypatch.setattr(heartbeat, "born", 9000.0)
+    metrics = started(run, at("start", 8))
+    assert [line["event"] for line in lines(run)] == ["start", "step", "end", "start"]
+    for step in (5, 4):
+        now += 10
+        refusal = Refusal(step=10, epoch=0, batch=9, samples=[], why="", action="rewind")
+        metrics.refused(at("refused", step), refusal)
+        first, _, again, refused = lines(run)
+        assert (again["event"], again["step"], again["time"], again["ranks"]) == ("start", step, 9000.0, 1)
+        assert "pause_seconds" not in first and again["pause_seconds"] == 8000.0
+        assert refused["event"] == "refused"
 
 
 def test_an_evaluation_told_again_at_the_step_of_a_resume_is_one_line(run: Run, at: At, found: Found) -> None:
