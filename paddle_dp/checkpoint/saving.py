@@ -167,16 +167,17 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
         return [
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
             f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
-            "be on a disk that they share (train with --output-dir there). Earlier checkpoints are untouched."
+            "be on a disk that they share (--output-dir; in a script folder=…). Earlier checkpoints are untouched."
         ]
-    advice = "Make room, or name another folder (--output-dir DIR), and start again."
+    advice = "Make room, or name another folder (--output-dir DIR; in a script folder=…), and start again."
     try:
         saved = bool(checkpoints(final.parent))
     except CheckpointError:  # a folder that may not even be read
         saved = False
     if saved:
         advice = (
-            f"Make room and resume, or continue elsewhere: --resume {final.parent.parent} --output-dir DIR."
+            f"Make room and resume, or continue elsewhere: --resume {final.parent.parent} --output-dir DIR "
+            "(in a script resume=…, folder=…)."
         )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return [

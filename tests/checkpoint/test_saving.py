@@ -54,6 +54,7 @@ def test_a_full_disk_on_one_rank_is_the_same_error_on_all(
     message = _all_failed(on_ranks(3, lambda mesh: save(snapshot_of(2, mesh.rank, 3), tmp_path, mesh)))
     for words in (str(tmp_path / "step-00000002"), "No space left", f"rank {culprit} ", " free", "rank-0000"):
         assert words in message
+    assert f"--resume {tmp_path.parent} --output-dir DIR (in a script resume=…, folder=…)." in message
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
     check(tmp_path / "step-00000001")
 
@@ -65,6 +66,7 @@ def test_a_disk_that_fills_up_at_the_manifest_leaves_nothing(tmp_path, snapshot_
     monkeypatch.setattr(saving.Manifest, "write", full)
     message = _all_failed(on_ranks(2, lambda mesh: save(snapshot_of(2, mesh.rank, 2), tmp_path, mesh)))
     assert "No space left" in message and "manifest.json" in message and not list(tmp_path.iterdir())
+    assert "(--output-dir DIR; in a script folder=…)" in message
 
 
 def test_a_state_that_is_not_plain_is_said_on_all_ranks(tmp_path, on_ranks):
