@@ -80,7 +80,9 @@ def _ungroup(model: nn.Layer, finished: Any) -> None:
         if hasattr(parameter.regularizer, "from_recipe"):
             parameter.regularizer = None
     for layer in model.sublayers(include_self=True):
-        if _STATISTICS_KEY in vars(layer):
+        if _STATISTICS_KEY not in vars(layer):
+            continue
+        if all(parameter is None or id(parameter) in learning for parameter in (layer.weight, layer.bias)):
             layer._use_global_stats = vars(layer).pop(_STATISTICS_KEY)
 
 

@@ -135,6 +135,12 @@ def test_a_finished_optimizer_keeps_its_rates_and_the_parameters_it_has_not() ->
     group(model, (), (), paddle.optimizer.AdamW(0.1, parameters=model.parameters()))
     assert [layer.weight.optimize_attr["learning_rate"] for layer in model] == [1.0, 1.0, 1.0]
     assert not any(p.stop_gradient for p in model.parameters()[2:])
+    norm = nn.BatchNorm1D(2)
+    group(norm_model := nn.Sequential(norm, model[2]), (ParameterGroup(match="0", frozen=True),))
+    group(norm_model, (), (), paddle.optimizer.AdamW(0.1, parameters=model[2].parameters()))
+    assert norm.weight.stop_gradient and norm._use_global_stats is True  # also its statistics
+    group(norm_model, ())
+    assert not norm.weight.stop_gradient and norm._use_global_stats is None
     model[2].weight.optimize_attr["learning_rate"] = 0.3  # by hand, after the groups
     group(model, ())
     assert model[2].weight.optimize_attr["learning_rate"] == 0.3
