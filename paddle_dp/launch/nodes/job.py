@@ -360,19 +360,22 @@ class _Node:
         return result_of(message, self.logs, self.number, self.result)
 
     def _restart(self, message: Message) -> None:
-        if self.plan is None or self.member.attempt != message["attempt"]:  # it took no part
-            return
+        if self.plan is not None and self.member.attempt == message["attempt"]:  # it took part
+            self._note_failure(self.plan, message)
+        ranks = self.member.hello["ranks"] = self.node_job.supply.offered().ranks
+        self.member.send(say="offer", attempt=message["attempt"], ranks=ranks)
+
+    def _note_failure(self, plan: LaunchPlan, message: Message) -> None:
         verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply
         then = Restart(wait=verdict["wait"], number=verdict["number"])
-        console.show_restart(result, self.plan, then, verdict["where"])
+        console.show_restart(result, plan, then, verdict["where"])
         if self.server is None:  # node 0 has noted it
             self.history.append(replace(result, saved=verdict.get("saved")))
         causes = [result.cause for result in self.history[-ROW:] if result.cause is not None]
         # Ranks that only wait for another node's fail like this, too.
         waited = any(cause.consequence or cause.kind == "stood still" for cause in causes)
-        if supply.varies and not waited and supply.note_lost(self.history, self.plan):
+        if supply.varies and not waited and supply.note_lost(self.history, plan):
             console.write(supply.shortage(supply.offered()))
-            self._offer()  # there is time: a second failure in a row is followed by a wait
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])

@@ -107,6 +107,7 @@ class Rendezvous:
         self._end_sent = False  # the nodes were sent the message to end
         self._regroups = False  # the attempt was asked to stop, for another number of nodes
         self._wait = 0.0  # seconds before the next attempt
+        self._unanswered: set[int] = set()  # nodes that have not said yet how many ranks they have for it
         self._named = False  # the absent nodes were named on the screens
         self._cause: Message = {}  # first cause of the last attempt
         self._begun = False  # an attempt has begun
@@ -151,6 +152,7 @@ class Rendezvous:
             self._follow(message)
         elif message["say"] == "offer":
             member.ranks = ranks_of(message)
+            self._unanswered.discard(number)
             if self.state == "running":
                 self._regroup(f"{member} has {member.ranks} ranks now")
         elif message["say"] == "tell":
@@ -195,6 +197,8 @@ class Rendezvous:
 
     def _gather(self) -> None:
         if 0 not in self.members or self._began < self._wait:
+            return
+        if self._unanswered & self.members.keys() and self._began < self._wait + GRACE:
             return
         first, enough = not self._begun and not self._last_attempt, len(self.members) >= self.limits.least
         limit, setting = self.limits.rejoin, "watch.rejoin"
@@ -299,6 +303,7 @@ class Rendezvous:
         if judgement["wait"] is None:
             self._over(int(judgement["status"]), **self._cause, told=verdict)
             return
+        self._unanswered = {*self.members}
         self._send_all(say="again", attempt=self.attempt, **self._cause, told=verdict)
         self._restart(float(judgement["wait"]))
 

@@ -183,7 +183,10 @@ def test_the_budget_of_restarts_is_the_whole_jobs(play, capsys):
     assert capsys.readouterr().err.count("not started again: the restart was spent") == 2
 
 
-def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys):
+def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys, monkeypatch):
+    """Also where it takes longer for that than the wait before another attempt."""
+    note_lost = RankSupply.note_lost
+    monkeypatch.setattr(RankSupply, "note_lost", lambda *args: (time.sleep(0.3), note_lost(*args))[1])
     job = play()
     job.start(0, waits, waits, works, restarts=3, ranks=2, least_ranks=1)
     job.start(1, raises, raises, works, restarts=3, ranks=2, least_ranks=1)

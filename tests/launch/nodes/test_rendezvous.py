@@ -16,6 +16,7 @@ class Job:
         self.budget = attempts
         self.now = 0.0
         self.causes = []
+        self.slow = set()  # nodes that do not say at once how many ranks they have for another attempt
         self.here = Rendezvous(NodeLimits(least=least, most=most, **limits))
 
     def judge(self):
@@ -34,6 +35,11 @@ class Job:
             self.here.heard(0, answer, self.now)
             kept += self.here.orders
         self.here.orders = kept
+        for to in [to for to, message in kept if message["say"] == "again" and to not in self.slow]:
+            self.offer(to)
+
+    def offer(self, number, ranks=1):
+        self.here.heard(number, {"say": "offer", "attempt": self.here.attempt, "ranks": ranks}, self.now)
 
     def join(self, *numbers, attempt=0):
         for number in numbers:
@@ -449,3 +455,18 @@ def test_node_0_learns_what_the_memories_of_the_nodes_have_when_it_judges_and_wh
     job.here.look(job.now)
     [(_, prepare)] = [order for order in job.orders() if order[1]["say"] == "prepare"]
     assert prepare["memory"] == [(0, {"generations": [7]}), (1, {"generations": []})]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_another_attempt_begins_once_each_node_has_said_how_many_ranks_it_has_or_does_not_answer(answers):
+    job = running(attempts=2)
+    job.slow = {1}
+    job.ended(1, "failed", text="its GPU")
+    job.ended(0, "failed", text="a peer", consequence=True)
+    job.pass_time(20)
+    assert not job.orders("prepare")
+    if answers:
+        job.offer(1, ranks=3)
+    job.pass_time(1 if answers else 11)
+    [(_, prepare)] = job.orders("prepare")
+    assert [ranks for _, ranks, _ in prepare["nodes"]] == [1, 3 if answers else 1]
