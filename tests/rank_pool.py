@@ -200,8 +200,20 @@ def _import_all() -> None:
             importlib.import_module(module.name)
     for name in USED_BY_RANKS:
         importlib.import_module(name)
+    _compute_once()
     gc.collect()
     gc.freeze()
+
+
+def _compute_once() -> None:
+    """Computes what every training computes and keeps for its process: checksums of the code, the settings of parts."""
+    from paddle_dp.identity.source_code import module_code, package_crc
+    from paddle_dp.recipe import read_recipe
+
+    package_crc()
+    module_code()
+    for recipe in ("digits_mlp", "gpt_tensor2_pipeline2_data2"):
+        read_recipe(Path("configs", f"{recipe}.yaml"))
 
 
 def _leave(folder: Path, name: str, number: int) -> None:

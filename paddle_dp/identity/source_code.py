@@ -35,9 +35,10 @@ def file_crc(file: str | None) -> str | None:
 def module_code() -> dict[str, str]:
     """{"code of module net": "CRC-32 0a1b2c3d"} for each imported file outside installed packages."""
     checksums, main = {}, sys.modules.get("__main__")
-    for name, module in sorted(sys.modules.items()):
+    for name in sorted(name for name in list(sys.modules) if not is_library(name)):
+        module = sys.modules[name]
         file = str(getattr(module, "__file__", None))
-        if module is main or name in _PYTHON_MODULES or is_library(name) or not file.endswith(".py"):
+        if module is main or name in _PYTHON_MODULES or not file.endswith(".py"):
             continue
         if _INSTALLED.isdisjoint(file.split(os.sep)) and (crc := _module_crc(file, os.path.getmtime(file))):
             checksums[f"{MODULE_PREFIX}{name}"] = crc
