@@ -3,9 +3,10 @@ trials of samples need, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,20 @@ from paddle_dp.batch import call
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout import Scope, install
-from paddle_dp.core.dropout.uncaught import DrawMonitor
+from paddle_dp.core.dropout.uncaught import DrawMonitor, rng_states
+from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision import cast, default_dtype, read_by
-from paddle_dp.core.process_runner import ProcessRunner, Result
+from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
+from paddle_dp.identity.walk import Attributes
 from paddle_dp.model.compiled import plain_forward
 
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
+MAX_COMPARED_BYTES = (
+    64e6  # of a model whose state is compared between two runs, which reads all of its tensors
+)
 UNTRIED = "whether {} treats each sample alone: {}"
 
 
@@ -34,17 +40,21 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
     elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
     """
-    name, pair = type(model).__name__, cast(pair, read_by(model))
+    name, pair, state = type(model).__name__, cast(pair, read_by(model)), state_of(model)
     if exact:
         install()
+    runs = []
     for evaluation in (True, False):
-        results: list[Result] = []
         for position, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
             scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
-            try:
-                results.append(run_trial(partial(_outputs, model, rows(pair, cut), scope, evaluation)))
-            except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
-                return [], [untried(name, "of one sample", error)] if results else []
+            runs.append(partial(_outputs, model, rows(pair, cut), scope, evaluation))
+    answered = results_of(run_trial, runs, state)
+    for evaluation in (True, False):
+        results: list[Result] = []
+        try:
+            results.extend(islice(answered, 3))
+        except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
+            return [], [untried(name, "of one sample", error)] if results else []
         # Random numbers, or masks without a sample: the learner names its draws.
         if any(result["drew"] for result in results):
             continue
@@ -65,16 +75,38 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     return [], []
 
 
+def state_of(model: nn.Layer, owner: Any = None) -> Callable[[], Any]:
+    """A function whose values compare equal as long as a model, and the `owner` of its loss, are as they were: weights,
+    buffers, modes, attributes, and generators. Those of a large model never do."""
+    tensors = [*model.parameters(), *model.buffers()]
+    layers = model.sublayers(include_self=True)
+    if sum(x.size * x.element_size() for x in tensors) > MAX_COMPARED_BYTES:
+        return object
+    attributes = Attributes({str(number): each for number, each in enumerate([*layers, owner])})
+
+    def state() -> Any:
+        modes = [layer.training for layer in layers]
+        return (
+            digests([*model.parameters(), *model.buffers()]),
+            modes,
+            attributes.changed(),
+            rng_states(),
+        )
+
+    return state
+
+
 def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
     """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
     watch = DrawMonitor()
-    with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
-        for layer in model.sublayers(include_self=True):
-            layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        outputs = answers(call(model, samples, plain_forward(model)))
-    buffers = dict(model.named_buffers())
-    arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in outputs]
-    left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
+    with extra_forwards(model):
+        with default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
+            for layer in model.sublayers(include_self=True):
+                layer.training = layer.training and not evaluation and not is_batch_norm(layer)
+            outputs = answers(call(model, samples, plain_forward(model)))
+        buffers = dict(model.named_buffers())
+        arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in outputs]
+        left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
     return {"arrays": arrays, "buffers": left, "drew": bool(watch.kinds_by_layer or watch.doubted)}
 
 

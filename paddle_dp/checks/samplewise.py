@@ -6,8 +6,8 @@ whole batch; totals and counts do not show this. So a few samples are tried: the
 on two samples, and both together with their backward, which may mix samples where the forward does not. A run with
 weights that differ in their last digit measures the tolerance for totals and gradients.
 
-All of this runs in a separate process, and each run by `run_trial`, so that none sees a buffer, an attribute or a
-generator that another one changed. A clean trial is not a guarantee.
+All of this runs in processes of `run_trial`. Runs share one as long as they leave the state as it was, so that none
+sees a buffer, an attribute or a generator that another one changed. A clean trial is not a guarantee.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
-from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, untried
+from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, state_of, untried
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
 from paddle_dp.core.consistency import digests
@@ -30,7 +30,7 @@ from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.extra_forwards import random_state
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.precision import MixedPrecision
-from paddle_dp.core.process_runner import ProcessRunner, Result
+from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.learner.learner import Learner
@@ -38,7 +38,7 @@ from paddle_dp.learner.learner_checks import attributes_of
 from paddle_dp.learner.task import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import plain_forward
-from paddle_dp.model.initial_weights import draw, is_lendable, trial_weights
+from paddle_dp.model.initial_weights import draw, initial_weights, is_lendable, trial_weights
 
 Total = tuple[float, Sketches]  # a loss, and its gradients
 
@@ -100,7 +100,8 @@ def findings(
     def samples() -> Any:
         return rows(first.inputs, slice(2))
 
-    report.lendable = run_trial(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
+    if initial_weights(model) is not None:
+        report.lendable = run_trial(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
     if not report.lendable:
         draw(model)
     with trial_weights(model):
@@ -142,7 +143,7 @@ class _Trial:
 
     def __init__(self, learner: Learner, first: MicroBatch, run_trial: ProcessRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
-        self._run_trial = run_trial
+        self._run_trial, self._state = run_trial, state_of(learner.model, self.loss.owner)
         self._batch = Batch((), first.samples, 0, 0)
         half = first.samples // 2
         self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]
@@ -175,10 +176,11 @@ class _Trial:
     def loss_alone(self) -> list[str]:
         """A sentence if the loss compares samples. Raises LossError for one that no number of ranks can share."""
         try:
-            full = self._run_trial(partial(self._called, self.first, CALLS))
+            runs = [partial(self._called, self.first, CALLS)]
+            runs += [partial(self._called, chunk, 1) for chunk in self._halves]
+            full, *halves = results_of(self._run_trial, runs, self._state)
             if not full["totals"]:
                 return []  # outputs without a sample dim are tried with the model
-            halves = [self._run_trial(partial(self._called, chunk, 1)) for chunk in self._halves]
         except LossError:
             raise
         except Exception:  # noqa: BLE001 - not possible here; a later call reports any error
@@ -251,21 +253,17 @@ class _Trial:
     def compare_halves(self) -> Sentences:
         """Sentences if the losses, or gradients, of two halves with separate forwards do not add up; and about failed
         trials."""
+        runs = [partial(self._learned, chunk, False) for chunk in (self.first, *self._halves)]
+        runs.append(partial(self._learned, self.first, True))  # the last: it changes the weights
         totals: list[Total] = []
-        for nudged, chunk in (
-            (False, self.first),
-            (True, self.first),
-            *((False, half) for half in self._halves),
-        ):
-            try:
-                result = self._run_trial(partial(self._learned, chunk, nudged))
-            except Exception as error:  # noqa: BLE001 - any error leaves it unknown
-                return [], [untried(self.loss.name, "with fewer samples", error)]
-            if result["drew"]:
-                return [], []  # random numbers, or masks without a sample: other sentences name the draws
-            sketched = dict(zip(result["names"], result["arrays"], strict=True))
-            totals.append((result["total"], sketched))
-        full, noisy, *halves = totals
+        try:
+            for result in results_of(self._run_trial, runs, self._state):
+                if result["drew"]:
+                    return [], []  # random numbers, or masks without a sample: other sentences name the draws
+                totals.append((result["total"], dict(zip(result["names"], result["arrays"], strict=True))))
+        except Exception as error:  # noqa: BLE001 - any error leaves it unknown
+            return [], [untried(self.loss.name, "with fewer samples", error)]
+        full, *halves, noisy = totals
         added = sum(half[0] for half in halves)
         size = max(sum(abs(half[0]) for half in halves), abs(full[0]))
         if full[0] != full[0] or added != added:
@@ -290,8 +288,11 @@ class _Trial:
         learner, watch = self.learner, DrawMonitor()
         if self.loss.compares:
             learner.runner.loss = OutputProbe()
-        for layer in learner.model.sublayers(include_self=True):
-            layer.training = layer.training and not is_batch_norm(layer)
+        statistics = [
+            x for x in learner.model.sublayers(include_self=True) if x.training and is_batch_norm(x)
+        ]
+        for layer in statistics:
+            layer.training = False
         if nudged:
             _nudge(learner.model)
         low = learner.mixed.low
@@ -301,6 +302,11 @@ class _Trial:
                 with learner.mixed.backward_context():
                     total.backward()
         sketched = sketches(learner.placed.named_parameters(trainable=True))
+        learner.runner.loss = self.loss
+        for layer in statistics:
+            layer.training = True
+        for parameter in learner.model.parameters():
+            parameter.clear_gradient(set_to_zero=False)
         return {
             "total": number(total), "names": list(sketched), "arrays": list(sketched.values()),
             "drew": bool(watch.kinds_by_layer or watch.doubted),

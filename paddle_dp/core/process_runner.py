@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 Result = dict[str, Any]
@@ -15,3 +17,34 @@ ProcessRunner = Callable[[Callable[[], Result]], Result]
 def in_this_process(function: Callable[[], Result]) -> Result:
     """Runs the function in this process: a `ProcessRunner` for functions without lasting effects."""
     return function()
+
+
+def results_of(
+    run: ProcessRunner, functions: Sequence[Callable[[], Result]], state: Callable[[], Any]
+) -> Iterator[Result]:
+    """Yields the result of each function, run from this process's state: functions share a process as long as `state()`
+    compares equal after each to that before the first. Raises a function's error in its turn."""
+    while functions:
+        answer = run(partial(_until_changed, functions, state))
+        arrays = iter(answer["arrays"])
+        for result, count in answer["results"]:
+            yield result if count is None else {**result, "arrays": list(islice(arrays, count))}
+        functions = functions[len(answer["results"]) :]
+
+
+def _until_changed(functions: Sequence[Callable[[], Result]], state: Callable[[], Any]) -> Result:
+    """Returns results, each with its number of arrays, up to a function that changes the state or before a failure."""
+    before, results, arrays = state(), list[Any](), list[Any]()
+    for function in functions:
+        try:
+            result = function()
+        except Exception:
+            if not results:
+                raise
+            break  # it fails again as the first of another process
+        arrays += result.get("arrays", ())
+        count = len(result["arrays"]) if "arrays" in result else None
+        results.append([{name: value for name, value in result.items() if name != "arrays"}, count])
+        if state() != before:
+            break
+    return {"results": results, "arrays": arrays}

@@ -477,3 +477,25 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
 def test_a_trial_that_takes_too_long_names_its_own_limit() -> None:
     with pytest.raises(sample_trial.TrialError, match=r"it takes longer than 0\.2 s"):
         ForkRunner(0.2)(lambda: time.sleep(60))
+
+
+class Later(Alike):
+    """Subtracts the mean from its second forward on."""
+
+    calls = 0
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        return super().forward(x) if self.calls > 1 else self.linear(x)
+
+
+@pytest.mark.parametrize(("model", "expected"), [(network(), 1), (Later(), 6)])
+def test_runs_share_a_process_and_begin_with_one_state(model, expected):
+    runner, processes = ForkRunner(30.0), []
+
+    def run(function):
+        processes.append(1)
+        return runner(function)
+
+    assert mixing(model, batch(2).micro_batches[0].inputs, run) == ([], [])
+    assert len(processes) == expected

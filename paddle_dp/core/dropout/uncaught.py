@@ -42,7 +42,11 @@ class DrawMonitor:
         """Watches one forward through these named layers, and computations on its outputs (the loss)."""
         global _watching
         outer = _watching
-        self._inside, self._before, _watching = ["the loss, or code around the model"], _states(), self
+        self._inside, self._before, _watching = (
+            ["the loss, or code around the model"],
+            rng_states(),
+            self,
+        )
         hooks = []
         for name, layer in layers:
             label = f"{name or 'the model'} ({type(layer).__name__})"
@@ -66,7 +70,7 @@ class DrawMonitor:
 
     def _look(self) -> None:
         """Attributes draws since the last look to the running layer."""
-        now = _states()
+        now = rng_states()
         changed = {name for name, state in now.items() if state != self._before[name]}
         if changed:
             self.kinds_by_layer.setdefault(self._inside[-1], set()).update(changed)
@@ -122,13 +126,13 @@ def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
         return
     watch._look()
     with switched:
-        watch._before = _states()
+        watch._before = rng_states()
         yield
         watch._look()
-    watch._before = _states()
+    watch._before = rng_states()
 
 
-def _states() -> States:
+def rng_states() -> States:
     """The state of every generator, comparable."""
     paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]  # without the device
     __, keys, *rest = np.random.get_state()
