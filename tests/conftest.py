@@ -77,11 +77,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(str(item.path), len(place)))
 
 
+def pytest_collection() -> None:
+    """Importing and collecting make no garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Nothing that is imported until now is garbage: a collection would look at a million objects each time, and
     copy their pages in each fork."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

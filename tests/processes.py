@@ -25,6 +25,7 @@ from tests.ranks import run_ranks
 STARTERS: tuple[Any, ...] = (subprocess, os.fork, Launcher, WaitingRanks, run_ranks)
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
 STANDARD, INSTALLED = os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}"
+_harmless: set[int] = set()  # ids of functions and classes that start no process
 SENTENCE = "this test starts a process ({}): mark it @pytest.mark.processes, and `make fast` leaves it out"
 
 
@@ -38,7 +39,11 @@ def starts_processes(item: pytest.Item) -> bool:
 @cache
 def _starts(function: Any) -> bool:
     """Once for all cases of a test, and all tests of a fixture."""
-    return _reaches(function, set())
+    seen = set(_harmless)
+    reaches = _reaches(function, seen)
+    if not reaches:
+        _harmless.update(seen)  # nothing that it names does, either
+    return reaches
 
 
 def _reaches(thing: Any, seen: set[int]) -> bool:

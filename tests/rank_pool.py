@@ -184,6 +184,7 @@ def wait_for_cases(cases: IO[str], work: Callable[[str, Path], None]) -> None:
 
 def _import_all() -> None:
     """Imports what ranks import, so that no fork has to; frozen, so that collecting garbage copies none of it."""
+    gc.disable()  # what is imported is no garbage
     import numpy  # noqa: F401
     import paddle  # noqa: F401
     from matplotlib.backends import backend_agg  # noqa: F401 - the pictures of rank 0
@@ -203,6 +204,7 @@ def _import_all() -> None:
     _compute_once()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _compute_once() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from sklearn.metrics import cohen_kappa_score
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.metric import Collected, Metric
@@ -77,5 +76,7 @@ def test_kappa() -> None:
     outputs, targets = RANDOM.standard_normal((20, 4)), RANDOM.integers(4, size=20)
     metric = Metric(scope["kappa"], "metrics.kappa")
     assert metric.names == ("kappa",)
+    from sklearn.metrics import cohen_kappa_score
+
     expected = cohen_kappa_score(targets, outputs.argmax(1), weights="quadratic")
     assert metric.scores({"outputs": outputs, "targets": targets}) == {"kappa": pytest.approx(expected)}

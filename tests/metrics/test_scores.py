@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 import paddle as framework
 import pytest
-from sklearn import metrics as sklearn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.metric import MAX_BYTES, Collected, Metric, metrics_of
@@ -26,6 +25,13 @@ CLASSES = RANDOM.choice([0, 1, 2, 4, 5], 41)  # no sample of class 3
 TWO, YES = SCORES[:, :2], CLASSES % 2
 LABELS = (RANDOM.random((41, 6)) < 0.3).astype("float32")
 NUMBERS = RANDOM.standard_normal((41, 3)).astype("float32")
+
+
+def sklearn() -> Any:
+    """scikit-learn's metrics, which take seconds to import."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def scores(
@@ -51,7 +57,7 @@ def collected(metric: Metric, outputs: Any, targets: Any, cuts: Sequence[int] = 
 def test_precision_recall_and_f1(average: str, targets: Any) -> None:
     result = scores({"use": "classification", "average": average}, SCORES, targets)
     predicted = SCORES > 0 if targets.ndim == 2 else SCORES.argmax(1)
-    expected = sklearn.precision_recall_fscore_support(targets, predicted, average=average, zero_division=0)
+    expected = sklearn().precision_recall_fscore_support(targets, predicted, average=average, zero_division=0)
     assert [result[name] for name in ("precision", "recall", "f1")] == pytest.approx(expected[:3], abs=1e-12)
 
 
@@ -67,7 +73,7 @@ def test_without_a_positive_label_or_a_target_that_counts_they_are_0(average: st
 def test_top_k() -> None:
     result = scores({"use": "top_k", "k": [2, 3, 6]}, SCORES, CLASSES)
     for k in (2, 3):
-        expected = sklearn.top_k_accuracy_score(CLASSES, SCORES, k=k, labels=range(6))
+        expected = sklearn().top_k_accuracy_score(CLASSES, SCORES, k=k, labels=range(6))
         assert result[f"acc{k}"] == pytest.approx(expected, abs=1e-12)
     assert result["acc6"] == 1
 
@@ -87,23 +93,23 @@ def test_tokens_count_each() -> None:
 
 def test_auc() -> None:
     assert scores({"use": "auc"}, TWO, YES)["auc"] == pytest.approx(
-        sklearn.roc_auc_score(YES, TWO[:, 1].astype("float64") - TWO[:, 0]), abs=1e-12
+        sklearn().roc_auc_score(YES, TWO[:, 1].astype("float64") - TWO[:, 0]), abs=1e-12
     )
     assert scores({"use": "auc"}, SCORES[:, 0], YES.astype("float32"))["auc"] == pytest.approx(
-        sklearn.roc_auc_score(YES, SCORES[:, 0]), abs=1e-12
+        sklearn().roc_auc_score(YES, SCORES[:, 0]), abs=1e-12
     )
     assert scores({"use": "auc"}, SCORES, LABELS)["auc"] == pytest.approx(
-        sklearn.roc_auc_score(LABELS, SCORES), abs=1e-12
+        sklearn().roc_auc_score(LABELS, SCORES), abs=1e-12
     )
     chances = np.exp(SCORES.astype("float64"))
     chances /= chances.sum(1, keepdims=True)
-    each = [sklearn.roc_auc_score(c == CLASSES, chances[:, c]) for c in np.unique(CLASSES)]
+    each = [sklearn().roc_auc_score(c == CLASSES, chances[:, c]) for c in np.unique(CLASSES)]
     assert scores({"use": "auc"}, SCORES, CLASSES)["auc"] == pytest.approx(np.mean(each), abs=1e-12)
 
 
 def test_average_precision() -> None:
     assert scores({"use": "average_precision"}, SCORES, LABELS)["average_precision"] == pytest.approx(
-        sklearn.average_precision_score(LABELS, SCORES), abs=1e-12
+        sklearn().average_precision_score(LABELS, SCORES), abs=1e-12
     )
 
 
@@ -111,9 +117,9 @@ def test_regression() -> None:
     outputs = NUMBERS + 0.3 * RANDOM.standard_normal(NUMBERS.shape).astype("float32")
     true, predicted = NUMBERS.astype("float64") + 1e6, outputs.astype("float64") + 1e6  # a mean far from 0
     result = scores({"use": "regression"}, predicted, true)
-    assert result["r2"] == pytest.approx(sklearn.r2_score(true, predicted), abs=1e-12)
-    assert result["mae"] == pytest.approx(sklearn.mean_absolute_error(true, predicted), abs=1e-12)
-    root = np.sqrt(sklearn.mean_squared_error(true, predicted, multioutput="raw_values")).mean()
+    assert result["r2"] == pytest.approx(sklearn().r2_score(true, predicted), abs=1e-12)
+    assert result["mae"] == pytest.approx(sklearn().mean_absolute_error(true, predicted), abs=1e-12)
+    root = np.sqrt(sklearn().mean_squared_error(true, predicted, multioutput="raw_values")).mean()
     assert result["rmse"] == pytest.approx(root, abs=1e-12)
     assert scores({"use": "regression"}, np.ones(5), np.ones(5), ())["r2"] == 1
 
