@@ -63,7 +63,7 @@ class Heartbeat:
         self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
         self._at, self._record = 0, slice(0, _RECORD.size)
         self._count, self.step, self.first = 0, 0, 0
-        self._phase, self._activity, self._waits = "start", b"", False
+        self._phase, self._activity, self._waits = "start", "", False
         self.can_stop = self.will_stop = False
         self.expendable = False
         self.name = ""
@@ -101,11 +101,27 @@ class Heartbeat:
     def phase(self) -> str:
         return self._phase
 
-    def enter(self, phase: str, activity: str = "") -> None:
-        """Enters a phase; `activity` describes it in detail."""
-        now = self._tally()
-        self._phase, self._activity, self._waits = phase, activity.encode()[:48] if activity else b"", False
-        self._write(now)
+    def enter(self, phase: str, activity: str = "", waits: bool = False) -> float:
+        """Enters a phase: adds the time since the last entry to the phase before, writes the record and returns now.
+
+        `activity` describes the phase in detail; `waits`: for other ranks, which counts as no phase's time.
+        """
+        if self.tape is not None and self.tape.settle is not None:
+            self.tape.settle()
+        now = time.monotonic()
+        if not self._waits:
+            self._spent[self._phase] += now - self._since
+            if self.tape is not None:
+                self.tape.add(self._phase, self._activity, self._since, now)
+        self._since, self._count = now, self._count + 1
+        self._phase, self._activity, self._waits = phase, activity, waits
+        flags = waits + 2 * self.can_stop + 4 * self.expendable + 8 * self.will_stop
+        number, text = _NUMBER[phase], activity.encode()
+        # Not by pack_into, see `_put`.
+        self._memory[self._record] = _RECORD.pack(
+            self._count, now, self.step, number, -1, flags, self.first, text
+        )
+        return now
 
     def at(self, sample: int) -> None:
         """Reports that the rank now reads this sample."""
@@ -119,52 +135,29 @@ class Heartbeat:
         before = self._phase, self._activity, self._waits
         self.enter(phase, activity)
         yield
-        # Not after a failure: its phase is worth more than the phase before it.
-        now = self._tally()
-        self._phase, self._activity, self._waits = before
-        self._write(now)
+        self.enter(*before)  # not after a failure: its phase is worth more than the phase before it
 
     @contextmanager
     def waiting(self, activity: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
         """Marks the rank as waiting for others within an exchange; a nested exchange keeps the outer, clearer name.
         `exchange` identifies it on a tape."""
-        before, now = (self._activity, self._waits), self._tally()
-        self._activity, self._waits = self._activity if self._waits else activity.encode()[:48], True
-        self._write(now)
+        before = self._activity, self._waits
+        began = self.enter(self._phase, self._activity if self._waits else activity, waits=True)
         try:
             yield
         finally:
-            began, now = now, self._tally()
-            self._activity, self._waits = before
+            now = self.enter(self._phase, *before)
             if self.tape is not None and not self._waits:
                 self.tape.wait(exchange, self._phase, began, now)
-            self._write(now)
 
     def spent(self) -> dict[str, float]:
         """Returns the seconds of this process so far, by phase, without waits for other ranks."""
         self._tally()
         return dict(self._spent)
 
-    def _tally(self) -> float:
-        """Adds the time since the last call to the current phase, and returns now."""
-        if self.tape is not None and self.tape.settle is not None:
-            self.tape.settle()
-        now = time.monotonic()
-        if not self._waits:
-            self._spent[self._phase] += now - self._since
-            if self.tape is not None:
-                self.tape.add(self._phase, self._activity.decode(errors="ignore"), self._since, now)
-        self._since = now
-        return now
-
-    def _write(self, now: float) -> None:
-        self._count += 1
-        flags = self._waits + 2 * self.can_stop + 4 * self.expendable + 8 * self.will_stop
-        phase = _NUMBER[self._phase]
-        # Not by pack_into, see `_put`.
-        self._memory[self._record] = _RECORD.pack(
-            self._count, now, self.step, phase, -1, flags, self.first, self._activity
-        )
+    def _tally(self) -> None:
+        """Counts the time until now, within the current phase."""
+        self.enter(self._phase, self._activity, self._waits)
 
     def _put(self, at: int, content: bytes) -> None:
         """Copies `content` into the record. `pack_into` would fill it with zeros first, and a reader, or a signal that
