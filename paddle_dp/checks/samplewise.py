@@ -299,7 +299,7 @@ class _Trial:
         with watch.on([]), paddle.no_grad() if low else nullcontext():
             total, _ = learner.runner.repeat_forward(chunk, self._batch)
             if not low:
-                with learner.mixed.backward_context():
+                with learner.mixed.around_backward():
                     total.backward()
         sketched = sketches(learner.placed.named_parameters(trainable=True))
         learner.runner.loss = self.loss

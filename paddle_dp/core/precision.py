@@ -34,6 +34,13 @@ _FLOAT32 = ("float32", paddle.float32, np.float32, np.dtype("float32"))
 HOPELESS = 50  # consecutive skipped updates; 16 halvings bring the scale from 65536 to 1
 
 
+@contextmanager
+def nested(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """One context of two."""
+    with outer, inner:
+        yield
+
+
 def widen(model: nn.Layer) -> None:
     """Casts a finished model's parameters and floating-point buffers to float64, in place.
 
@@ -199,26 +206,25 @@ class MixedPrecision:
 
     def context(self) -> AbstractContextManager[Any]:
         """Wraps every forward, in training and in evaluation."""
-        computing = self._computing()
-        return SingleForward() if computing is NOTHING else _both(SingleForward(), computing)
-
-    def _computing(self) -> AbstractContextManager[Any]:
-        if self.double:
-            return everything_in_float64()
+        if self.double or self._rounder is not None:
+            return nested(SingleForward(), self._emulated())
         if not self.low:
-            return NOTHING
-        if self._rounder is not None:
-            return self._rounding()
-        return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
+            return SingleForward()
+        level, dtype = self.precision.level, self.precision.dtype
+        return nested(SingleForward(), paddle.amp.auto_cast(True, level=level, dtype=dtype))
 
-    def backward_context(self) -> AbstractContextManager[Any]:
-        """Wraps a backward, in which recompute may repeat forwards: they are rounded like the first time.
+    def around_backward(self, exchange: AbstractContextManager[Any] = NOTHING) -> AbstractContextManager[Any]:
+        """Wraps a backward, and within it `exchange`: recompute may repeat forwards, which are rounded like the first
+        time.
 
         fleet's recompute restores autocast itself.
         """
-        if self.double:
-            return everything_in_float64()
-        return self._rounding() if self._rounder is not None else NOTHING
+        if self.double or self._rounder is not None:
+            return nested(self._emulated(), exchange)
+        return exchange
+
+    def _emulated(self) -> AbstractContextManager[Any]:
+        return everything_in_float64() if self.double else self._rounding()
 
     @contextmanager
     def _rounding(self) -> Iterator[None]:
@@ -341,12 +347,6 @@ class SingleForward:
 
     def __exit__(self, *exception: object) -> None:
         _forward.reset(self._token)
-
-
-@contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:

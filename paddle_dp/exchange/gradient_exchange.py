@@ -3,11 +3,11 @@
 `choose_exchange` (choose.py) has the table of all exchanges. The learner and its runner call one in this
 order, in each update:
 
-    begin_update → for each micro-batch: micro_batch(backward(…)) → finish → [before_metrics] → commit, if the optimizer
-    has stepped
+    begin_update → for each micro-batch: begin_micro_batch, backward(…) → finish → [before_metrics] → commit, if the
+    optimizer has stepped
 
 A pipeline interleaves the forwards and backwards of micro-batches: its runner enters `backward` without `counted` and
-never `micro_batch`, so exchanges that need these (Paddle's reducer, a compressed one) are not for pipelines.
+never calls `begin_micro_batch`, so exchanges that need these (Paddle's reducer, a compressed one) are not for it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class GradientExchange:
     def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
         """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor."""
 
-    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """A context for forward and backward of a micro-batch; `last`: of its update. Not under a pipeline."""
-        return NOTHING
+    def begin_micro_batch(self, last: bool) -> None:
+        """Called before the forward of a micro-batch; `last`: of its update. Not under a pipeline."""
 
     def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
         """A context for one backward, within which final gradients are sent. `counted`: the loss's count in this update

@@ -93,9 +93,8 @@ class PaddleReducer(GradientExchange):
         self._bytes = sum(map(nbytes, parameters))
         self._buckets: ReducerBuckets | None = None
 
-    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        around: AbstractContextManager[Any] = NOTHING if last else self._wrapper.no_sync()
-        return around
+    def begin_micro_batch(self, last: bool) -> None:
+        self._wrapper.grad_need_sync = last  # `no_sync` sets it, too, within its block
 
     def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
         return self._mesh.waiting("the exchange of gradients", computes=True) if last else NOTHING

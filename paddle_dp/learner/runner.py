@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from paddle_dp.core.dropout import Scope, install, number_blocks
 from paddle_dp.core.dropout.uncaught import DrawMonitor, cut_unsaid
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision import NOTHING, MixedPrecision
+from paddle_dp.core.precision import NOTHING, MixedPrecision, nested
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner_checks import LearnerCheck
 from paddle_dp.learner.update import WeightSync
@@ -89,26 +89,26 @@ class BatchRunner:
         counted: Count = 0
         for number, micro_batch in enumerate(batch.micro_batches, start=1):
             last = final and number == len(batch.micro_batches)
-            with (
-                self.statistics.unchanged() if micro_batch.is_dummy else NOTHING,
-                exchange.micro_batch(last),
-            ):
+            exchange.begin_micro_batch(last)
+            is_dummy = micro_batch.is_dummy
+            # A dummy takes part in every exchange, and changes neither statistics nor another sample's loss.
+            with nested(self.statistics.unchanged(), self.loss.present(False)) if is_dummy else NOTHING:
                 with self.draws.around(batch, micro_batch, self.placed.named_layers):
                     outputs, total, count = self.forward(micro_batch)
-                counted = counted if micro_batch.is_dummy else counted + count
+                counted = counted if is_dummy else counted + count
                 heartbeat.enter("backward")
-                with self.mixed.backward_context(), exchange.backward(last, counted):
+                with self.mixed.around_backward(exchange.backward(last, counted)):
                     factor = self._factor(micro_batch, divisor, exchange)
                     total.backward(self._gradient_of(total, factor))
-            if collect or not last:
-                heartbeat.enter("forward")
-            if collect:
-                local_sums.append(self._sums(outputs, total, micro_batch))
+                if collect or not last:
+                    heartbeat.enter("forward")
+                if collect:
+                    local_sums.append(self._sums(outputs, total, micro_batch))
         return local_sums, counted
 
     def forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         """The outputs, the loss's total and its count."""
-        with self.mixed.context(), self.loss.present(not micro_batch.is_dummy):
+        with self.mixed.context():
             outputs = call(self.parallel_model, micro_batch.inputs, self._signature)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
@@ -136,8 +136,7 @@ class BatchRunner:
 
     def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
         """This micro-batch's sums by name; zeros for a dummy, and on all ranks but the loss rank."""
-        with self.loss.present(not micro_batch.is_dummy):
-            sums = self.loss.sums(outputs, micro_batch.targets, total)
+        sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.placed.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: value if counts else 0.0 for name, value in sums.items()}
 
@@ -218,10 +217,7 @@ class Draws(LearnerCheck):
             watch = self._later
         if watch is None:
             return scope
-        both = ExitStack()
-        both.enter_context(scope)
-        both.enter_context(watch.on(layers()))
-        return both
+        return nested(scope, watch.on(layers()))
 
     def watch_on(self) -> None:
         """Watches later batches as well as the first one, until `gather_later`."""
@@ -295,6 +291,6 @@ class Draws(LearnerCheck):
     def scope(self, batch: Batch, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         """Wraps any forward of these samples of a batch: it draws their masks from the first call on."""
         if not self.exact:
-            return nullcontext()
+            return NOTHING
         samples = max(micro_batch.samples, 1)
         return Scope(batch.seed, batch.epoch, batch.index, micro_batch.first, samples, micro_batch.places)
