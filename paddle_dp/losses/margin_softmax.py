@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Le
 
 from paddle_dp.errors import LossError
-from paddle_dp.losses._classes import NEVER, Exact, gather_target
+from paddle_dp.losses._base import widened
+from paddle_dp.losses._classes import NEVER, Exact, Weights, gather_target
 from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
 from paddle_dp.units import AboveZero, Probability
 
@@ -43,6 +44,9 @@ class MarginSoftmax(CrossEntropy):
         """The probability of each class, without a margin."""
         logits = outputs * self.scale
         return (logits - logits.logsumexp(-1, keepdim=True)).exp()
+
+    def _total(self, outputs: paddle.Tensor, numbers: paddle.Tensor, weights: Weights) -> paddle.Tensor:
+        return super()._total(self._logits(widened(outputs), numbers), numbers, weights)
 
     def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         import paddle
