@@ -195,9 +195,10 @@ class MixedPrecision:
 
     def cast_batch(self, batch: Batch) -> Batch:
         """Applies `cast_micro_batch` to all micro-batches of a batch."""
-        if not any(self._casts((chunk.inputs, chunk.targets)) for chunk in batch.micro_batches):
-            return batch
-        return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
+        for micro_batch in batch.micro_batches:
+            if self._casts((micro_batch.inputs, micro_batch.targets)):
+                return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
+        return batch
 
     def _casts(self, read: Any) -> bool:
         if self.double or self.reads != "float32":
