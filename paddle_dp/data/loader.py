@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, MicroBatch, mapped
@@ -107,7 +108,7 @@ class Loader:
         batches = self.sampler.batches_of(max(epoch, 0))
         if epoch < 0 or not 0 <= start <= batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {batches}")
-        return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, batches)))
+        return self.read_shares(epoch, zip(range(start, batches), repeat(self.sampler.dp_rank), strict=False))
 
     def read_shares(self, epoch: int, shares: Iterator[tuple[int, int]]) -> Iterator[Batch]:
         """Yields the batches of `shares`, (global batch, dp_rank), for any data rank.
@@ -138,17 +139,12 @@ class Loader:
                 return
             k, sampler = begun_shares.popleft()
             size = sampler.size(k, epoch)
-            micro_batches = tuple(
-                MicroBatch(
-                    mapped(copy, inputs),
-                    mapped(copy, targets),
-                    count,
-                    first,
-                    host_targets=mapped(on_host, targets) if keep_targets else None,
-                )
-                for (inputs, targets, count), (first, _) in zip(arrays, sampler.cuts(size), strict=True)
-            )
-            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, sampler.seed)
+            micro_batches = []
+            for (inputs, targets, count), (first, _) in zip(arrays, sampler.cuts(size), strict=True):
+                copied = mapped(copy, inputs), mapped(copy, targets)
+                host_targets = mapped(on_host, targets) if keep_targets else None
+                micro_batches.append(MicroBatch(*copied, count, first, host_targets=host_targets))
+            yield Batch(tuple(micro_batches), size, k, epoch, time.perf_counter() - begun, sampler.seed)
 
     def workers_busy(self) -> float:
         """The CPU seconds so far of the running workers; 0 without workers."""

@@ -219,8 +219,8 @@ def take(dataset: Any, indices: Indices) -> Pair:
             inputs, targets = pair_of((inputs, targets))
         except DataError as error:
             raise DataError(f"samples {few(indices, 8)}: the result of take {error}") from error.__cause__
-    counts = [_rows(structure) for structure in (inputs, targets)]
-    if counts != [len(indices)] * 2:
+    counts = _rows(inputs), _rows(targets)
+    if counts != (len(indices), len(indices)):
         got = f"{counts[0]} inputs and {counts[1]} targets"
         raise DataError(f"{type(dataset).__name__}.take gave {got} for {len(indices)} indices")
     return inputs, targets
