@@ -153,7 +153,7 @@ class Sampler:
             problem = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
             raise DataError(f"{problem}; set drop_last: false, or make the batch smaller")
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """The number of global batches per epoch; with a ramp, of one after it."""
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
@@ -220,9 +220,11 @@ class Sampler:
 
     def _span(self, epoch: int, k: int) -> tuple[int, int]:
         """Where global batch `k` begins and ends in the order of the epoch."""
-        if not 0 <= k < (batches := self.batches_of(epoch)):
+        bounds = self._bounds(epoch)
+        batches = self.batches if bounds is None else len(bounds) - 1
+        if not 0 <= k < batches:
             raise IndexError(f"global batch {k}: an epoch has batches 0 to {batches - 1}")
-        if (bounds := self._bounds(epoch)) is None:
+        if bounds is None:
             return k * self.batch, min((k + 1) * self.batch, self.samples)
         return int(bounds[k]), int(bounds[k + 1])
 
