@@ -31,7 +31,9 @@ class Progress:
 
     def advance(self, samples: int) -> Progress:
         """The progress after one update from a global batch of `samples`."""
-        return replace(self, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples)
+        # `replace` would ask the class for its fields in every step.
+        counts = {"batch": self.batch + 1, "step": self.step + 1, "samples": self.samples + samples}
+        return type(self)(**{**vars(self), **counts})
 
     def next_epoch(self) -> Progress:
         """The progress after the last batch of an epoch."""
