@@ -190,8 +190,8 @@ class PreparedTask:
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
                 FrozenCheck(placed), *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
-                norms, KnownDifferences(known), LossPairs(loss, self.mesh), BufferCheck(buffers),
-                batch_runner.draws, UnusedCheck(placed, loss),
+                norms, KnownDifferences(known), LossPairs(loss, self.mesh),
+                *([BufferCheck(buffers)] if self.mesh.ranks > 1 else []), batch_runner.draws, UnusedCheck(placed, loss),
             ],
         )  # fmt: skip
 
