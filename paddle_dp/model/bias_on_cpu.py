@@ -19,7 +19,8 @@ from paddle import nn
 
 # Output elements from which on the loop costs more than two more operations (20 µs).
 ELEMENTS = 1 << 14
-_kernel = paddle._C_ops.linear
+# Of a small layer; in Paddle for GPUs a flag chooses among other kernels.
+_small = F.linear if paddle.is_compiled_with_cuda() else paddle._C_ops.linear
 
 
 def linear(
@@ -31,8 +32,7 @@ def linear(
         return F.linear(x, weight, bias, name)
     rows = prod(x.shape[:-1])  # x.size would take 10 µs: Paddle computes it with NumPy
     if rows * weight.shape[1] < ELEMENTS:
-        # In Paddle for GPUs a flag chooses among other kernels.
-        return F.linear(x, weight, bias, name) if paddle.is_compiled_with_cuda() else _kernel(x, weight, bias)
+        return _small(x, weight, bias)
     learns = bias is not None and not bias.stop_gradient and paddle.is_grad_enabled()
     if not learns or x.dtype not in (paddle.float32, paddle.float64):
         return F.linear(x, weight, bias, name)
