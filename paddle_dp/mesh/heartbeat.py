@@ -27,9 +27,8 @@ PHASES = (
 VARIABLE = "PADDLE_DP_HEARTBEAT"
 STARTED = "PADDLE_DP_STARTED"  # when the job's first attempt started: the origin of train.max_time
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
-_RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, flags, first step, activity
-_MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
-_AT_SAMPLE = struct.calcsize("<qdqq")
+_RECORD = struct.Struct("<qdqqqqq48s")  # count, time, sample, step, phase, flags, first step, activity
+_READING = struct.Struct("<qdq")  # count, time, sample: the beginning of a record
 _NAME = struct.Struct("24s")
 _AT_NAME = _RECORD.size
 _SLOT = 128
@@ -95,7 +94,8 @@ class Heartbeat:
     def call(self, name: str) -> None:
         """Sets the role shown in messages, "server 1"."""
         self.name = name
-        self._put(_AT_NAME, _NAME.pack(name.encode()[: _NAME.size]))
+        at = self._at + _AT_NAME
+        self._memory[at : at + _NAME.size] = _NAME.pack(name.encode())
 
     @property
     def phase(self) -> str:
@@ -117,17 +117,18 @@ class Heartbeat:
         self._phase, self._activity, self._waits = phase, activity, waits
         flags = waits + 2 * self.can_stop + 4 * self.expendable + 8 * self.will_stop
         number, text = _NUMBER[phase], activity.encode()
-        # Not by pack_into, see `_put`.
+        # `pack_into` would fill the record with zeros first, and a reader, or a signal that stops this process then,
+        # would find a rank that has not begun.
         self._memory[self._record] = _RECORD.pack(
-            self._count, now, self.step, number, -1, flags, self.first, text
+            self._count, now, -1, self.step, number, flags, self.first, text
         )
         return now
 
     def at(self, sample: int) -> None:
         """Reports that the rank now reads this sample."""
         self._count += 1
-        self._put(0, _MOVED.pack(self._count, time.monotonic()))
-        self._put(_AT_SAMPLE, _SAMPLE.pack(sample))
+        content = _READING.pack(self._count, time.monotonic(), sample)
+        self._memory[self._at : self._at + _READING.size] = content
 
     @contextmanager
     def within(self, phase: str, activity: str = "") -> Iterator[None]:
@@ -159,12 +160,6 @@ class Heartbeat:
         """Counts the time until now, within the current phase."""
         self.enter(self._phase, self._activity, self._waits)
 
-    def _put(self, at: int, content: bytes) -> None:
-        """Copies `content` into the record. `pack_into` would fill it with zeros first, and a reader, or a signal that
-        stops this process then, would find a rank that has not begun."""
-        at += self._at
-        self._memory[at : at + len(content)] = content
-
 
 heartbeat = Heartbeat()
 """This process's heartbeat."""
@@ -172,7 +167,7 @@ heartbeat = Heartbeat()
 
 def read(memory: bytes | bytearray | mmap.mmap, slot: int) -> RankStatus | None:
     """Returns the status at `slot` of a board's memory; None before the first."""
-    count, when, step, phase, sample, flags, first, activity = _RECORD.unpack_from(memory, slot * _SLOT)
+    count, when, sample, step, phase, flags, first, activity = _RECORD.unpack_from(memory, slot * _SLOT)
     if not count:
         return None
     text = activity.rstrip(b"\0").decode(errors="ignore")
