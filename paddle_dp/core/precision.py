@@ -203,7 +203,7 @@ class MixedPrecision:
     def _casts(self, read: Any) -> bool:
         if self.double or self.reads != "float32":
             return self.double
-        return any(x.dtype is paddle.float64 for x in leaves(read))
+        return bool([x for x in leaves(read) if x.dtype is paddle.float64])
 
     def context(self) -> AbstractContextManager[Any]:
         """Wraps every forward, in training and in evaluation."""
