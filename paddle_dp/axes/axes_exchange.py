@@ -277,6 +277,10 @@ class OwnerWeights(WeightSync):
         self.zero.begin()
         return self.mode
 
+    def step(self, optimizer: paddle.optimizer.Optimizer) -> None:
+        with self.optimizer_states_on_device():
+            optimizer.step()
+
     def publish(self) -> None:
         self.zero.share()
         if not self.overlaps:

@@ -233,8 +233,7 @@ class Learner:
         self.weights.wait()  # for weights that no layer of this forward has read
         mode.norm.clip()
         if mode.counter.steps and self._updates_parameters:
-            with self.weights.optimizer_states_on_device():
-                self.optimizer.step()
+            self.weights.step(self.optimizer)
         self.weights.publish()
         mode.exchange.commit()
 

@@ -177,6 +177,10 @@ class WeightSync:
         """Returns the mode of update `number` (from 1), before its forward. Collective."""
         return self.mode
 
+    def step(self, optimizer: paddle.optimizer.Optimizer) -> None:
+        """Lets the optimizer update this rank's parameters."""
+        optimizer.step()
+
     def publish(self) -> None:
         """Sends the new weights after the optimizer's step; they have arrived after `wait`. Collective."""
 
