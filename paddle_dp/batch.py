@@ -126,6 +126,8 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
 
 def call(function: Callable[..., Any], inputs: Any, origin: Callable[..., Any] | None = None) -> Any:
     """Calls the function with inputs as its parameters, or the parameters of `origin`, take them (see `arguments`)."""
+    if not isinstance(inputs, (dict, tuple, list)):
+        return function(inputs)
     positional, named = arguments(origin or function, inputs)
     return function(*positional, **named)
 
@@ -137,24 +139,22 @@ def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...
     A function of one parameter gets a tuple as it is, and a dict, too, unless its keys are the function's parameters.
     Raises UsageError for inputs that do not fit the parameters.
     """
+    if not isinstance(inputs, (dict, tuple, list)):
+        return (inputs,), {}
+    names, takes_any = _parameters(function)
     if isinstance(inputs, dict):
-        names, takes_any = _parameters(function)
-        is_single = not takes_any and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
-        if is_single:
+        if not takes_any and sum(names.values()) <= 1 and not inputs.keys() <= names.keys():
             return (inputs,), {}
         _check_keys(inputs, names, takes_any)
         return (), dict(inputs)
-    if isinstance(inputs, (tuple, list)):
-        names, takes_any = _parameters(function)
-        if len(names) == 1 and not takes_any:
-            return (tuple(inputs),), {}
-        if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not takes_any):
-            raise UsageError(
-                f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
-                "this order, or a dict with their names."
-            )
-        return tuple(inputs), {}
-    return (inputs,), {}
+    if len(names) == 1 and not takes_any:
+        return (tuple(inputs),), {}
+    if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not takes_any):
+        raise UsageError(
+            f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
+            "this order, or a dict with their names."
+        )
+    return tuple(inputs), {}
 
 
 def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], takes_any: bool) -> None:
