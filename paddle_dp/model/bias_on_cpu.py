@@ -28,7 +28,7 @@ def linear(
 ) -> paddle.Tensor:
     """F.linear: x [..., inputs] · weight [inputs, outputs] + bias [outputs], equal to the bit; the bias's gradient is
     the same sum in another order."""
-    if not paddle.in_dynamic_mode():  # in a program shapes are not numbers
+    if not isinstance(x, paddle.Tensor):  # in a program shapes are not numbers
         return F.linear(x, weight, bias, name)
     rows = prod(x.shape[:-1])  # x.size would take 10 µs: Paddle computes it with NumPy
     if rows * weight.shape[1] < ELEMENTS:
