@@ -87,7 +87,7 @@ class CheckpointCallback(Callback):
         return looks or self._saves_at_step(step)
 
     def _saves_at_step(self, step: int) -> bool:
-        return self.every is not None and super().due_at_step(step)
+        return self.every is not None and self.every.due_at_step(step)
 
     def due_at_epoch(self, epochs: int) -> bool:
         return self.every is not None and self.every.due_at_epoch(epochs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.checks.layer_settings import LayerSettings
 from paddle_dp.core.plateau import Plateau
+from paddle_dp.core.precision import NOTHING
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError, message_of
 from paddle_dp.identity.unsaved import Unsaved
@@ -78,7 +79,7 @@ class CallbackList:
                 if callback.weights or name != "step":
                     self._learner.weights.wait()
                 with (
-                    nullcontext() if name == "step" and callback.reads else self._meter.paused(),
+                    NOTHING if name == "step" and callback.reads else self._meter.paused(),
                     _within(callback, name),
                 ):
                     getattr(callback, name)(moment, *subject)
@@ -171,7 +172,7 @@ class TrainingState:
         self.learner.weights.wait()
         try:
             self._check_settings(when)  # first: another learning rate explains other weights
-            with self.learner.weights.optimizer_states_on_device() if states else nullcontext():
+            with self.learner.weights.optimizer_states_on_device() if states else NOTHING:
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
