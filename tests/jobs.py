@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,16 +50,17 @@ def train_in_forks(recipe: Path, out: Path, ranks: int, *overrides: str, resume:
     assert run_in_forks(job) == 0
 
 
-def run_in_one_fork(job: Job, folder: Path) -> tuple[int, str, str]:
+def run_in_one_fork(job: Job, folder: Path, forks: bool = False) -> tuple[int, str, str]:
     """`launch.start.run` as a process in `folder` calls it, without the second of its imports: the exit status, what it
-    printed, and what it complained. A job of one rank runs there as a whole."""
+    printed, and what it complained. A job of one rank runs there as a whole; several are started, or `forks` of it."""
     words = {name: value for name, value in asdict(job).items() if name not in ("recipe", "script")}
-    ((status, said, complained),) = run_ranks(supervise, 1, str(folder), str(job.recipe), words)
+    ((status, said, complained),) = run_ranks(supervise, 1, str(folder), str(job.recipe), words, forks)
     return status, said, complained
 
 
-def supervise(folder: str, recipe: str, words: dict[str, Any]) -> tuple[int, str, str]:
+def supervise(folder: str, recipe: str, words: dict[str, Any], forks: bool) -> tuple[int, str, str]:
     from paddle_dp.launch.start import run
+    from tests.house.forked_jobs import ForkedRanks
 
     os.chdir(folder)
     sys.path.insert(0, folder)
@@ -69,7 +70,8 @@ def supervise(folder: str, recipe: str, words: dict[str, Any]) -> tuple[int, str
             stream.flush()
             with file.open("w") as screen:
                 os.dup2(screen.fileno(), stream.fileno())
-        status = run(Job(recipe=Path(recipe), **words))
+        with ForkedRanks() if forks else nullcontext() as ranks:
+            status = run(Job(recipe=Path(recipe), **words), ranks)
         sys.stdout.flush()
         sys.stderr.flush()
         return status, said.read_text(), complained.read_text()

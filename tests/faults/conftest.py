@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +25,7 @@ from tests.faults.deed_lane import Lane
 from tests.faults.lost import lost, train
 from tests.faults.namespaces import two_spaces
 from tests.faults.table import Row, lines_of, rows_of, write
+from tests.house.forked_jobs import ForkedSupervisor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "PADDLE_DP_TEST"  # reaches every process of a test's job
@@ -34,7 +35,7 @@ MARK = "PADDLE_DP_TEST"  # reaches every process of a test's job
 class Started:
     """A supervisor, its run folder, and what its ranks leave behind."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedSupervisor
     out: Path
     pids: Path
     mark: str
@@ -83,7 +84,7 @@ class Started:
 
     def left(self) -> list[int]:
         """The processes of this job that still run."""
-        return marked(MARK, self.mark)
+        return self.process.left() if isinstance(self.process, ForkedSupervisor) else marked(MARK, self.mark)
 
     def gone_within(self, seconds: float) -> bool:
         eventually(lambda: not self.left(), seconds)
@@ -110,11 +111,27 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
         yield begin
 
 
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """`start` for what comes once the ranks are at work: the supervisor and its ranks are forks, there at once."""
+    with supervisors(tmp_path, forks="all") as begin:
+        yield begin
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """`start` with a fork as the supervisor; it starts Paddle's launcher, and that one the ranks."""
+    with supervisors(tmp_path, forks="supervisor") as begin:
+        yield begin
+
+
 @contextmanager
-def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iterator[Callable[..., Started]]:
+def supervisors(
+    folder: Path, note: Callable[[int], None] | None = None, forks: Literal["", "supervisor", "all"] = ""
+) -> Iterator[Callable[..., Started]]:
     """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points.
 
-    `before`: words that stand before its command.
+    `before`: words that stand before its command. `forks`: it is one, or also its ranks (tests/house/forked_jobs.py).
     """
     jobs: list[Started] = []
 
@@ -137,10 +154,10 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}
         mark = f"{os.getpid()}-{time.time_ns()}"
+        variables = {**os.environ, **(env or {}), MARK: mark}
         command = [*before, sys.executable, "tests/faults/start.py", json.dumps(words)]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **(env or {}), MARK: mark}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = ForkedSupervisor(words, variables, place, forks != "all") if forks else subprocess.Popen(
+            command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )  # fmt: skip
         asked = Job(**{**words, "recipe": Path(words["recipe"])})
         jobs.append(Started(process, Path(words["output_dir"]), place / "pids", mark, asked))
@@ -155,8 +172,9 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
             lambda job=job: [*descendants(job.process.pid), *filter(alive, [job.process.pid]), *job.left()]
         )
         job.process.wait()
-        job.process.stdout.close()
-        job.process.stderr.close()
+        if not forks:
+            job.process.stdout.close()
+            job.process.stderr.close()
     assert not left, "processes were left behind"
 
 

@@ -6,14 +6,17 @@ import signal
 import sys
 import time
 from pathlib import Path
-
-sys.path[0] = os.getcwd()
-
-from paddle_dp.launch import memory, supervisor  # noqa: E402
-from paddle_dp.launch.command import Job  # noqa: E402
-from paddle_dp.launch.start import run  # noqa: E402
+from typing import Any
 
 if __name__ == "__main__":
+    sys.path[0] = os.getcwd()
+
+from paddle_dp.launch import memory, supervisor
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.start import run
+
+
+def begin(words: dict[str, Any], waiting: Any = None) -> int:
     # A shell's background job, and nohup, have these ignored from birth, which a supervisor respects.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -24,5 +27,8 @@ if __name__ == "__main__":
     if pause := float(os.environ.get("PAUSE_AFTER_SEND", "0")):  # another signal may come in it
         send = supervisor.send
         supervisor.send = lambda pids, sign: (send(pids, sign), time.sleep(pause))
-    words = json.loads(sys.argv[1])
-    sys.exit(run(Job(**{**words, "recipe": Path(words["recipe"])})))
+    return run(Job(**{**words, "recipe": Path(words["recipe"])}), waiting)
+
+
+if __name__ == "__main__":
+    sys.exit(begin(json.loads(sys.argv[1])))

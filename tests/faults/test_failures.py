@@ -15,7 +15,6 @@ from paddle_dp.launch.command import Job
 from tests.faults.conftest import ROOT
 from tests.jobs import run_in_one_fork
 
-TINY = ROOT / "tests/faults/tiny.yaml"
 CULPRIT = "the culprit's own words"
 RECIPE = """
 model: {use: mlp}
@@ -28,8 +27,8 @@ callbacks: [{use: metrics, every: 20 steps}, {use: checkpoint, every: 20 steps}%
 KILLER = ", {use: tests.faults.killer.KillsRank1Once, step: 45, note: %s}"
 
 
-def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(start):
-    job = start("spoil", extra={"fault": "raise"})
+def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(launch):
+    job = launch("spoil", extra={"fault": "raise"})
     job.rank_pids(2)
     begun = time.monotonic()
     status, said, complained = job.finish()
@@ -43,8 +42,8 @@ def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(start):
     assert (said + complained).count("Traceback") == 1  # rank 0's lost peer is in its log only
 
 
-def test_a_raise_ends_ranks_that_sleep(start):
-    job = start("raise_while_others_sleep", ranks=2)
+def test_a_raise_ends_ranks_that_sleep(fork):
+    job = fork("raise_while_others_sleep", ranks=2)
     job.rank_pids(2)
     begun = time.monotonic()
     status, _, complained = job.finish()
@@ -55,7 +54,7 @@ def test_a_raise_ends_ranks_that_sleep(start):
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        ("segv", 139, "string_at(.|\n)*failed first: ended by SIGSEGV"),
+        ("segv", 139, "Segmentation fault(.|\n)*failed first: ended by SIGSEGV"),
         # What a rank says of its own error is held to words and statuses in launch/test_failures.py.
         pytest.param("exit 3", 3, r"SystemExit: 3\nrank 1 of 2", marks=pytest.mark.long),
         (
@@ -66,25 +65,24 @@ def test_a_raise_ends_ranks_that_sleep(start):
         pytest.param("data error", 1, r"\Aphoto.jpg cannot be read\nrank 1 of 2", marks=pytest.mark.long),
     ],
 )
-def test_the_cause_is_told_and_its_status_returned(start, fault, status, words):
-    found, _, complained = start("spoil", extra={"fault": fault}).finish()
+def test_the_cause_is_told_and_its_status_returned(fork, fault, status, words):
+    job = fork("spoil", extra={"fault": fault})
+    found, _, complained = job.finish()
     assert found == status, complained
     assert re.search(words, complained), complained
+    (log,) = job.out.glob("logs/*/workerlog.1")
+    assert ("in string_at" in log.read_text()) == (fault == "segv")  # where it was
 
 
-def test_what_can_be_mended_by_typing_is_the_message_alone(start, tmp_path):
-    sentence = "this recipe needs 4 ranks. Start it with --ranks 4.\n"
-    status, _, complained = start("refuse").finish()
-    assert (status, complained) == (2, sentence)
-    alone = Job(
-        recipe=TINY, entry_point="tests.faults.entry_points:refuse", ranks=1, output_dir=str(tmp_path / "run")
-    )
-    status, _, complained = run_in_one_fork(alone, ROOT)
-    assert (status, complained) == (2, sentence)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_can_be_mended_by_typing_is_the_message_alone(fork, ranks):
+    """What ranks that were started refuse is in test_refused_start.py."""
+    status, _, complained = fork("refuse", ranks=ranks).finish()
+    assert (status, complained) == (2, "this recipe needs 4 ranks. Start it with --ranks 4.\n")
 
 
-def test_one_rank_fails_in_its_own_words(start):
-    job = start("raise_alone", ranks=1)
+def test_one_rank_fails_in_its_own_words(fork):
+    job = fork("raise_alone", ranks=1)
     status, _, complained = job.finish()
     assert status == 1 and complained.rstrip().endswith(f"ValueError: {CULPRIT}")
     assert complained.count("Traceback") == 1 and "launch/recipe_rank.py" not in complained
