@@ -11,16 +11,16 @@ from paddle_dp.launch.processes import alive
 from tests.eventually import eventually
 
 
-def test_ranks_die_with_a_supervisor_that_is_killed(start):
-    job = start("work_for_ever")
+def test_ranks_die_with_a_supervisor_that_is_killed(launch):
+    job = launch("work_for_ever")
     pids = job.rank_pids(2)
     assert all(alive(pid) for pid in pids) and len(job.left()) >= 4  # supervisor, launcher, two ranks
     job.process.send_signal(signal.SIGKILL)
     assert job.gone_within(10.0)
 
 
-def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
-    job = start("put_work_away")
+def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(fork):
+    job = fork("put_work_away")
     job.rank_pids(2)
     job.process.send_signal(signal.SIGHUP)
     status, said, complained = job.finish()
@@ -30,8 +30,8 @@ def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
 
 
 @pytest.mark.long
-def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
-    job = start("will_not_end")
+def test_ranks_that_will_not_listen_are_ended_all_the_same(fork):
+    job = fork("will_not_end")
     job.rank_pids(2)
     begun = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
@@ -40,9 +40,9 @@ def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
 
 
 @pytest.mark.parametrize("pause", [pytest.param("0", marks=pytest.mark.long), "1"])
-def test_a_second_interrupt_means_now(start, pause):
+def test_a_second_interrupt_means_now(fork, pause):
     """Also where it comes while the supervisor is still sending the ranks their signal."""
-    job = start("will_not_end", env={"GRACE": "300", "PAUSE_AFTER_SEND": pause})
+    job = fork("will_not_end", env={"GRACE": "300", "PAUSE_AFTER_SEND": pause})
     job.rank_pids(2)
     job.process.send_signal(signal.SIGINT)
     eventually(
@@ -53,8 +53,8 @@ def test_a_second_interrupt_means_now(start, pause):
     assert (status, complained) == (130, "ended by SIGINT: no process is left.\n") and not job.left()
 
 
-def test_a_job_can_be_ended_before_its_ranks_have_come(start):
-    job = start("work_for_ever")
+def test_a_job_can_be_ended_before_its_ranks_have_come(launch):
+    job = launch("work_for_ever")
     while not (job.out / "logs" / "attempt-001" / "launcher.log").exists():
         time.sleep(0.01)
     job.process.send_signal(signal.SIGTERM)
@@ -62,14 +62,14 @@ def test_a_job_can_be_ended_before_its_ranks_have_come(start):
     assert (status, complained) == (143, "ended by SIGTERM: no process is left.\n") and not job.left()
 
 
-def test_what_a_rank_started_ends_with_the_job(start):
-    job = start("leave_a_child_behind")
+def test_what_a_rank_started_ends_with_the_job(fork):
+    job = fork("leave_a_child_behind")
     pids = [int(path.read_text()) for path in (job.finish()[0] == 0 and job.pids.glob("child.*")) or ()]
     assert len(pids) == 2 and not any(alive(pid) for pid in pids)
 
 
-def test_one_rank_is_interrupted_in_this_process(start):
-    job = start("wait_alone", ranks=1)
+def test_one_rank_is_interrupted_in_this_process(fork):
+    job = fork("wait_alone", ranks=1)
     job.rank_pids(1)
     job.process.send_signal(signal.SIGINT)
     status, _, complained = job.finish()
