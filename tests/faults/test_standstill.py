@@ -49,8 +49,8 @@ ROWS = [
         for row in ROWS
     ],
 )
-def test_rank_1_stands_still(start, found, fault, deed, overrides, said, function):
-    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
+def test_rank_1_stands_still(launch, found, fault, deed, overrides, said, function):
+    job = launch("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
     status, _, complained = job.finish(timeout=110)
     assert status == 124, complained
     named = re.search(said, complained) is not None
@@ -89,9 +89,9 @@ def test_a_stopped_rank_is_named(start, found):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["forward", pytest.param("callback-end", marks=pytest.mark.long)])
-def test_one_rank_alone_stands_still(start, found, where):
+def test_one_rank_alone_stands_still(fork, found, where):
     """It has no supervisor: a thread of its own watches, and the same words are said."""
-    job = start(
+    job = fork(
         "train", ranks=1, recipe=RECIPE, overrides=["loader.num_workers=1"], env={"FAULT": f"{where} 0 6"}
     )
     status, said, complained = job.finish(timeout=110)
