@@ -53,8 +53,8 @@ def stopped(job, begun: float) -> tuple[float, int, str]:
         pytest.param(signal.SIGUSR1, 1, "supervisor", marks=pytest.mark.long),
     ],
 )
-def test_a_signal_stops_all_ranks_after_one_update(start, found, number, ranks, whom):
-    job = start("train", ranks=ranks, recipe=RECIPE, overrides=[*LONG, "loader.num_workers=1"])
+def test_a_signal_stops_all_ranks_after_one_update(launch, found, number, ranks, whom):
+    job = launch("train", ranks=ranks, recipe=RECIPE, overrides=[*LONG, "loader.num_workers=1"])
     if ranks == 1:
         wait_for_metrics(job)
         pids = [job.process.pid]
@@ -112,11 +112,11 @@ def test_a_second_interrupt_ends_at_once(start, found):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("resume", ["newest", pytest.param(None, marks=pytest.mark.long)])
-def test_a_second_job_in_the_folder_of_a_live_one_is_refused(start, found, resume):
-    job = start("train", ranks=1, recipe=RECIPE, overrides=LONG)
+def test_a_second_job_in_the_folder_of_a_live_one_is_refused(fork, found, resume):
+    job = fork("train", ranks=1, recipe=RECIPE, overrides=LONG)
     wait_for_metrics(job)
     begun = time.monotonic()
-    second = start("train", ranks=1, recipe=RECIPE, output_dir=str(job.out), resume=resume)
+    second = fork("train", ranks=1, recipe=RECIPE, output_dir=str(job.out), resume=resume)
     status, said, complained = second.finish()
     named = f"belongs to a job that is running (process {job.process.pid} on " in complained
     found(
