@@ -59,9 +59,9 @@ def test_a_node_that_waits_alone_says_for_whom_and_ends(start, found, port, faul
 
 
 @pytest.mark.timeout(90)
-def test_a_master_port_that_somebody_else_has_is_refused_at_once(start, found, port):
+def test_a_master_port_that_somebody_else_has_is_refused_at_once(fork, found, port):
     with socket.create_server(("127.0.0.1", port)):
-        job = start("train", ranks=1, recipe=RECIPE, nodes=2, master=f"127.0.0.1:{port}", node_rank=0)
+        job = fork("train", ranks=1, recipe=RECIPE, nodes=2, master=f"127.0.0.1:{port}", node_rank=0)
         begun = time.monotonic()
         status, _, complained = job.finish(timeout=60)
     named = f"--master 127.0.0.1:{port}: another program listens at port {port} here" in complained

@@ -85,7 +85,7 @@ def test_a_refused_resume_leaves_the_recipe_of_the_run(good: Path) -> None:
 def test_what_starts_moves_it_and_keeps_its_own_logs(good: Path, ranks: int) -> None:
     before, number = content(good / "runs/small"), len(list((good / "runs").iterdir()))
     job = Job(recipe=Path("small.yaml"), overrides=(f"train.seed={ranks}",), ranks=ranks)
-    status, said, complained = run_in_one_fork(job, good)
+    status, said, complained = run_in_one_fork(job, good, forks=True)
     assert status == 0, complained
     aside = good / f"runs/small.{number}"
     assert f"the earlier run is now runs/{aside.name}" in said and content(aside) == before
