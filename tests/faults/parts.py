@@ -154,7 +154,8 @@ class Hanging(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """`use: tests.faults.parts.Slow`: steps of SLOW seconds at least, in which somebody can interfere."""
+    """`use: tests.faults.parts.Slow`: steps of SLOW seconds at least, in which somebody can interfere; no more of them
+    from when there is a file HURRY."""
 
     def build(self, run: Run) -> Callback:
         return Sleeping()
@@ -164,7 +165,8 @@ class Sleeping(Callback):
     reads = False
 
     def step(self, moment: Moment) -> None:
-        time.sleep(float(os.environ.get("SLOW", "0.05")))
+        if not os.path.exists(os.environ.get("HURRY", "")):
+            time.sleep(float(os.environ.get("SLOW", "0.05")))
 
 
 def _from_step(moment: Moment, until_then: Callable[..., Any] = lambda *_: None, half: bool = False) -> Any:

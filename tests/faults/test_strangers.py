@@ -75,8 +75,8 @@ def messages(seed: int) -> Iterator[bytes]:
 class Stranger:
     """Another user, and what of a job it has reached or read: `seen`, by what it tried."""
 
-    def __init__(self, pids: list[int], out: Path):
-        self.pids, self.out = pids, out
+    def __init__(self, pids: list[int], out: Path, messages: int):
+        self.pids, self.out, self.messages = pids, out, messages
         ends = [end for pid in pids for end in psutil.Process(pid).net_connections("all")]
         self.ports = sorted({end.laddr.port for end in ends if end.status == "LISTEN"})
         self.names = sorted({end.laddr for end in ends if end.family == socket.AF_UNIX and end.laddr})
@@ -118,7 +118,7 @@ class Stranger:
     def _talk_to(self, port: int) -> int:
         """How many of the messages a port took."""
         took, words = 0, messages(port)
-        for _ in range(MESSAGES // AT_ONCE):
+        for _ in range(self.messages // AT_ONCE):
             ends = [socket.socket() for _ in range(AT_ONCE)]
             for end in ends:
                 end.setblocking(False)
@@ -151,9 +151,9 @@ def until_step(out: Path, step: int, job: Started, seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def attack(pids: list[int], out: Path, folder: Path) -> tuple[Stranger, dict[str, Any]]:
-    """What a stranger has seen of these processes, and how many messages each port took."""
-    stranger, report = Stranger(pids, out), folder / "report"
+def attack(pids: list[int], out: Path, folder: Path, sent: int = MESSAGES) -> tuple[Stranger, dict[str, Any]]:
+    """What a stranger has seen of these processes, and how many messages each port took of those that were `sent`."""
+    stranger, report = Stranger(pids, out, sent), folder / "report"
     report.touch()
     shutil.chown(report, NOBODY)
     os.waitpid(as_stranger(lambda: stranger.run(report)), 0)
@@ -161,9 +161,15 @@ def attack(pids: list[int], out: Path, folder: Path) -> tuple[Stranger, dict[str
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name != "data_parallel" else []) for name in JOBS]
+    ("name", "sent", "starter"),
+    [
+        ("data_parallel", AT_ONCE, "fork"),  # no port of a job is Paddle's launcher's
+        *(pytest.param(name, MESSAGES, "start", marks=pytest.mark.long, id=name) for name in JOBS),
+    ],
 )
-def test_a_stranger_changes_nothing(start, folder: Path, name: str) -> None:
+def test_a_stranger_changes_nothing(
+    request: pytest.FixtureRequest, folder: Path, name: str, sent: int, starter: str
+) -> None:
     recipe, strategy, *more = JOBS[name]
     overrides = [f"strategy={{{strategy}}}", f"train.length={STEPS} steps", *more]
     ranks = 3 if name in UNORDERED else 2
@@ -174,15 +180,18 @@ def test_a_stranger_changes_nothing(start, folder: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLOW", "0")
         assert run_in_forks(undisturbed) == 0
-    job = start("train", env={"SLOW": "0.1"}, output_dir=str(folder / "run"), **given)
+    variables = {"SLOW": "0.3", "HURRY": str(folder / "hurry")}
+    start = request.getfixturevalue(starter)
+    job = start("train", env=variables, output_dir=str(folder / "run"), **given)
     until_step(job.out, 3, job)
-    stranger, report = attack([job.process.pid, *job.left()], job.out, folder)
+    stranger, report = attack([job.process.pid, *job.left()], job.out, folder, sent)
     went_on = job.process.poll() is None
+    (folder / "hurry").touch()
     status, _, complained = job.finish(timeout=120)
     right, own = losses(folder / "alone"), losses(job.out)
     same = own == right
     print(
-        f"| {name} | {len(stranger.ports)} | {MESSAGES * len(stranger.ports)} | {sum(report['answered'].values())} "
+        f"| {name} | {len(stranger.ports)} | {sent * len(stranger.ports)} | {sum(report['answered'].values())} "
         f"| {len(report['seen'])} | {'bits' if same else 'in no order'} | {status} |"
     )
     assert status == 0 and went_on, complained
