@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import pty
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 
 from paddle_dp.launch.command import Job
 from tests.faults.conftest import ROOT, supervisors
+from tests.house.forked_jobs import ForkedSupervisor
 from tests.jobs import run_in_one_fork
 
 
@@ -47,7 +45,7 @@ def attempts(tmp_path_factory):
     out = tmp_path_factory.mktemp("attempts") / "shared"
     left = {**LEFTOVERS, "OMP_NUM_THREADS": "3", "SECRET_TOKEN": SECRET}
     words = {"output_dir": str(out), "extra": {"mine": 1}, "env": left}
-    with supervisors(out.parent) as start:
+    with supervisors(out.parent, forks="supervisor") as start:
         return out, {ranks: start("tell_environment", ranks=ranks, **words).finish() for ranks in (1, 2)}
 
 
@@ -127,14 +125,10 @@ def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
         "entry_point": "tests.faults.entry_points:write_to_terminal",
         "ranks": 2,
         "recipe": "tests/faults/tiny.yaml",
+        "output_dir": str(tmp_path / "run"),
     }
     ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "tests/faults/start.py",
-        json.dumps({**job, "output_dir": str(tmp_path / "run")}),
-    ]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    status = ForkedSupervisor(job, os.environ, tmp_path / "job", screen=os.ttyname(theirs)).wait()
     os.close(theirs)
     seen = b""
     try:
@@ -142,7 +136,7 @@ def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
             seen += chunk
     except OSError:  # how Linux says that nobody has the terminal open any more
         pass
-    assert process.wait(timeout=30) == 0, seen
+    assert status == 0, seen
     os.close(ours)
     lines = seen.decode().replace("\r", "").splitlines()
     assert lines[1:] == ["drawn by rank 0"] and lines[0].startswith("2 ranks on CPU")
