@@ -28,6 +28,7 @@ from tests.faults.table import Row, lines_of, rows_of, write
 from tests.house.forked_jobs import ForkedSupervisor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+Forks = Literal["", "supervisor", "all"]
 MARK = "PADDLE_DP_TEST"  # reaches every process of a test's job
 
 
@@ -107,27 +108,33 @@ def is_rank(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
-    with supervisors(tmp_path, lambda left: request.node.user_properties.append(("orphans", left))) as begin:
-        yield begin
+    yield from noting_orphans(tmp_path, request, "")
 
 
 @pytest.fixture
-def fork(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
+    """`start` with a fork as the supervisor: it starts Paddle's launcher, and that one the ranks."""
+    yield from noting_orphans(tmp_path, request, "supervisor")
+
+
+@pytest.fixture
+def fork(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
     """`start` for what comes once the ranks are at work: the supervisor and its ranks are forks, there at once."""
-    with supervisors(tmp_path, forks="all") as begin:
-        yield begin
+    yield from noting_orphans(tmp_path, request, "all")
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """`start` with a fork as the supervisor; it starts Paddle's launcher, and that one the ranks."""
-    with supervisors(tmp_path, forks="supervisor") as begin:
+def noting_orphans(
+    folder: Path, request: pytest.FixtureRequest, forks: Forks
+) -> Iterator[Callable[..., Started]]:
+    with supervisors(
+        folder, lambda left: request.node.user_properties.append(("orphans", left)), forks
+    ) as begin:
         yield begin
 
 
 @contextmanager
 def supervisors(
-    folder: Path, note: Callable[[int], None] | None = None, forks: Literal["", "supervisor", "all"] = ""
+    folder: Path, note: Callable[[int], None] | None = None, forks: Forks = ""
 ) -> Iterator[Callable[..., Started]]:
     """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points.
 

@@ -101,9 +101,9 @@ ROWS = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("fault", "deed", "status", "pattern", "phase", "overrides"), ROWS)
-def test_the_first_cause_is_named(start, fork, cause_named, fault, deed, status, pattern, phase, overrides):
-    begin = fork if fault == QUICK else start
-    job = begin("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
+def test_the_first_cause_is_named(request, cause_named, fault, deed, status, pattern, phase, overrides):
+    start = request.getfixturevalue("fork" if fault == QUICK else "start")
+    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
     cause_named(job, fault, status, pattern, phase)
 
 
