@@ -6,6 +6,7 @@ import ast
 import os
 import pty
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,38 @@ SECRET = "only for the ranks, " + "1234 5678"  # whole nowhere, not even here
 
 @pytest.fixture(scope="module")
 def attempts(tmp_path_factory):
-    """A job of one rank, then one of two in the same folder, where others have left their variables: (folder, ends)."""
+    """A job of one rank, then one of two in the same folder, where others have left their variables, in which rank 1
+    raises at the end: (folder, ends, seconds from this on, what was left)."""
     out = tmp_path_factory.mktemp("attempts") / "shared"
     left = {**LEFTOVERS, "OMP_NUM_THREADS": "3", "SECRET_TOKEN": SECRET}
-    words = {"output_dir": str(out), "extra": {"mine": 1}, "env": left}
+    words = {"output_dir": str(out), "env": left}
     with supervisors(out.parent, forks="supervisor") as start:
-        return out, {ranks: start("tell_environment", ranks=ranks, **words).finish() for ranks in (1, 2)}
+        ends = {1: start("tell_environment", ranks=1, **words).finish()}
+        job = start("tell_environment", **words, extra={"mine": 1, "fault": "raise"})
+        job.rank_pids(2)
+        begun = time.monotonic()
+        ends[2] = job.finish()
+        return out, ends, time.monotonic() - begun, job.left()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_leftovers_in_the_environment_are_ignored(attempts, ranks):
     status, said, complained = attempts[1][ranks]
-    assert status == 0, complained
+    assert status == ranks - 1, complained
     assert f"rank 0 of {ranks} says" in said
+
+
+def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(attempts):
+    out, ends, seconds, left = attempts
+    status, said, complained = ends[2]
+    assert seconds < 25  # Paddle's launcher alone takes 32 s
+    assert status == 1 and not left
+    lines = [line for line in complained.splitlines() if not line.startswith("then rank 0: ")]
+    assert lines[-3] == "ValueError: the culprit's own words"
+    assert lines[-2].startswith("rank 1 of 2 on ") and lines[-2].endswith(" failed first")
+    log = out / "logs" / "attempt-002" / "workerlog.1"
+    assert lines[-1] == f"log: {log}" and "the culprit's own words" in log.read_text()
+    assert (said + complained).count("Traceback") == 1  # rank 0's lost peer is in its log only
 
 
 def test_threads_and_options_reach_the_ranks(attempts):
@@ -62,7 +82,8 @@ def test_threads_and_options_reach_the_ranks(attempts):
     assert ast.literal_eval(environment) == {
         "OMP_NUM_THREADS": "3", "PADDLE_NNODES": "1", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": None,
     }  # fmt: skip
-    assert set(ast.literal_eval(options)) == {"mine", "resume", "output_dir", "claimed", "older", "pids"}
+    ours = {"mine", "fault", "pids"}
+    assert set(ast.literal_eval(options)) == ours | {"resume", "output_dir", "claimed", "older"}
 
 
 def test_logs_are_private_and_each_attempt_has_its_own(attempts):
