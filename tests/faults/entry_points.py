@@ -106,13 +106,14 @@ def say(recipe: object, options: Options) -> None:
 
 
 def tell_environment(recipe: object, options: Options) -> None:
-    """Rank 1 does options["fault"] afterwards, if any."""
+    """With options["fault"] each rank leaves a child behind afterwards, and rank 1 does what this says."""
     names = ("OMP_NUM_THREADS", "PADDLE_NNODES", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
     assert os.environ["SECRET_TOKEN"].startswith("only for")
     if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         print({name: os.environ.get(name) for name in names}, sorted(options), sep="\n", flush=True)
     say(recipe, options)
     if "fault" in options:
+        leave_a_child_behind(recipe, options)
         spoil(recipe, options)
 
 

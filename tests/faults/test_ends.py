@@ -62,12 +62,6 @@ def test_a_job_can_be_ended_before_its_ranks_have_come(launch):
     assert (status, complained) == (143, "ended by SIGTERM: no process is left.\n") and not job.left()
 
 
-def test_what_a_rank_started_ends_with_the_job(fork):
-    job = fork("leave_a_child_behind")
-    pids = [int(path.read_text()) for path in (job.finish()[0] == 0 and job.pids.glob("child.*")) or ()]
-    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
-
-
 def test_one_rank_is_interrupted_in_this_process(fork):
     job = fork("wait_alone", ranks=1)
     job.rank_pids(1)

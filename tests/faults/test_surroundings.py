@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.launch.command import Job
+from paddle_dp.launch.processes import alive
 from tests.faults.conftest import ROOT, supervisors
 from tests.house.forked_jobs import ForkedSupervisor
 from tests.jobs import run_in_one_fork
@@ -43,7 +44,7 @@ SECRET = "only for the ranks, " + "1234 5678"  # whole nowhere, not even here
 @pytest.fixture(scope="module")
 def attempts(tmp_path_factory):
     """A job of one rank, then one of two in the same folder, where others have left their variables, in which rank 1
-    raises at the end: (folder, ends, seconds from this on, what was left)."""
+    raises at the end: (folder, ends, seconds from this on, what was left, what each rank had started)."""
     out = tmp_path_factory.mktemp("attempts") / "shared"
     left = {**LEFTOVERS, "OMP_NUM_THREADS": "3", "SECRET_TOKEN": SECRET}
     words = {"output_dir": str(out), "env": left}
@@ -53,7 +54,8 @@ def attempts(tmp_path_factory):
         job.rank_pids(2)
         begun = time.monotonic()
         ends[2] = job.finish()
-        return out, ends, time.monotonic() - begun, job.left()
+        seconds = time.monotonic() - begun
+        return out, ends, seconds, job.left(), [int(path.read_text()) for path in job.pids.glob("child.*")]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -64,7 +66,7 @@ def test_leftovers_in_the_environment_are_ignored(attempts, ranks):
 
 
 def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(attempts):
-    out, ends, seconds, left = attempts
+    out, ends, seconds, left, _ = attempts
     status, said, complained = ends[2]
     assert seconds < 25  # Paddle's launcher alone takes 32 s
     assert status == 1 and not left
@@ -74,6 +76,11 @@ def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(attempts):
     log = out / "logs" / "attempt-002" / "workerlog.1"
     assert lines[-1] == f"log: {log}" and "the culprit's own words" in log.read_text()
     assert (said + complained).count("Traceback") == 1  # rank 0's lost peer is in its log only
+
+
+def test_what_a_rank_started_ends_with_the_job(attempts):
+    """Also in a session of its own, when its parent is gone."""
+    assert len(attempts[-1]) == 2 and not any(map(alive, attempts[-1]))
 
 
 def test_threads_and_options_reach_the_ranks(attempts):
