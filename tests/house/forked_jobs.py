@@ -161,11 +161,13 @@ class ForkedSupervisor:
 
     def wait(self, timeout: float = 60) -> int:
         end = time.monotonic() + timeout
-        while self.poll() is None:
-            assert alive(self._above), "the process above the supervisor has ended"
+        while True:
+            living = alive(self._above)  # asked first: it may note the end now, and end itself
+            if self.poll() is not None:
+                return self.returncode
+            assert living, "the process above the supervisor has ended"
             assert time.monotonic() < end, f"not within {timeout:g} s: {self._said()}"
             time.sleep(0.02)
-        return self.returncode
 
     def communicate(self, timeout: float = 60) -> tuple[str, str]:
         self.wait(timeout)
