@@ -27,6 +27,13 @@ def build_trainer(
     return build(read, mesh, resume if isinstance(resume, str) else "newest" if resume else None)
 
 
+def untried() -> None:
+    """In a rank: the trainings that follow begin without a trial of their samples, which has tests of its own."""
+    from paddle_dp.assembly.assemble import TrainerBuilder
+
+    TrainerBuilder._tried = lambda self, task: task  # type: ignore[method-assign]
+
+
 def trained(
     recipe: str, folder: str, *words: str, until: str | None = None, resume: bool | str | None = False
 ) -> dict[str, Any]:
