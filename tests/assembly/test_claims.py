@@ -22,11 +22,11 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddle_dp.assembly import assemble
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import DivergenceError
 from paddle_dp.train import Callback, Moment
 from tests.house.datasets import Samples
+from tests.house.training import untried
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
@@ -183,26 +183,55 @@ def fit(
     return screen.getvalue(), [parameter.tolist() for parameter in model.parameters()]
 
 
-def liars(folder: str, lies: list[str]) -> dict[str, str]:
-    """In each rank: the screens of these."""
+def liars(folder: str, lies: list[str]) -> dict[str, tuple[str, list[Any]]]:
+    """In each rank: the screens of these, and their weights."""
     found = {}
     for lie in (lie for lie in LIES if lie.__name__ in lies):
         paddle.seed(1)
-        found[lie.__name__] = fit(f"{folder}/{lie.__name__}", Liar(lie))[0]
+        found[lie.__name__] = fit(f"{folder}/{lie.__name__}", Liar(lie))
     return found
 
 
-def others(folder: str, changes: list[str]) -> dict[str, str]:
-    """In each rank: the screens of a loss, of callbacks and of layers that are not one process's, and of an honest
-    model."""
-    found = {"late loss": fit(f"{folder}/loss", Liar(), LateLoss())[0]}
-    for change in (change for change in CHANGES if change.__name__ in changes):
-        found[change.__name__] = fit(f"{folder}/{change.__name__}", Liar(), change=change)[0]
+def others(folder: str) -> dict[str, str]:
+    """In each rank: the screens of a loss and of layers that are not one process's, and of an honest model."""
     chain = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, CLASSES))
     again = {"use": "data_parallel", "recompute": "full"}
-    found["spectral norm"] = fit(f"{folder}/spectral", chain, strategy=again)[0]
-    found["honest"] = fit(f"{folder}/honest", Liar())[0]
+    return {
+        "late loss": fit(f"{folder}/loss", Liar(), LateLoss())[0],
+        "spectral norm": fit(f"{folder}/spectral", chain, strategy=again)[0],
+        "honest": fit(f"{folder}/honest", Liar())[0],
+    }
+
+
+def changed(folder: str) -> dict[str, str]:
+    """In each rank: the screens where a callback changes one rank, and where forward changes each."""
+    found, every = {}, {"use": "data_parallel", "check_every": "3 steps"}
+    paddle.seed(1)
+    found["in Python"] = fit(f"{folder}/python", Liar(mean_as_float), strategy=every)[0]
+    untried()
+    for change in CHANGES:
+        paddle.seed(1)
+        found[change.__name__] = fit(f"{folder}/{change.__name__}", Liar(), change=change, strategy=every)[0]
     return found
+
+
+def all_of_it(folder: str, lies: list[str], moving: list[str]) -> list[Any]:
+    """In each rank: (screen, weights) of false models, screens of others, and of what is changed on the way; the
+    weights of those `moving` that were not tried before."""
+    told = [liars(folder, lies), others(folder), changed(folder)]  # the last one tries no other
+    return [*told, {name: weights for name, (_, weights) in liars(f"{folder}/untried", moving).items()}]
+
+
+# Of each kind: numbers drawn late, memory in a buffer, a mean over the batch that begins late; in Python an array in a
+# dict, a generator, and an iterator. (A float is in `changed`.)
+SOME = ["late_noise", "queue", "mixed_late"]
+KEPT, MOVING = ["kept_in_a_table", "layer_drop", "by_turns"], ["layer_drop", "by_turns"]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    folder = str(tmp_path_factory.mktemp("claims"))
+    return run_ranks(all_of_it, 2, folder, [*KEPT, *SOME], MOVING, timeout=400)
 
 
 def check_claims(screens: dict[str, str]) -> None:
@@ -214,46 +243,36 @@ def check_claims(screens: dict[str, str]) -> None:
             assert "one process's result" not in line or "the proof    none" in line, (name, line)
 
 
-KEPT = ["mean_as_float", "kept_in_a_list", "kept_in_a_table", "layer_drop", "drop_by_numpy", "by_turns"]
-# One of each kind: numbers drawn late, memory in a buffer, a mean over the batch that begins late.
-SOME = ["late_noise", "queue", "mixed_late"]
-
-
-def test_no_training_claims_what_nobody_has_proven(tmp_path: Path) -> None:
-    """Of false models none is called one process's, and no honest one either: a script has no proof."""
-    screens, _ = run_ranks(liars, 2, str(tmp_path), [*KEPT, *SOME], timeout=400)
-    assert len(screens) == 9
-    screens |= run_ranks(others, 2, str(tmp_path), ["set_rate"])[0]
-    assert len(screens) == 13
-    check_claims(screens)
-    for name in KEPT:
+def check_kept(screens: dict[str, str], names: list[str]) -> None:
+    for name in names:
         assert "not known: the value of model." in screens[name], (name, screens[name])
+
+
+def test_no_training_claims_what_nobody_has_proven(told: list[list[Any]]) -> None:
+    """Of false models none is called one process's, and no honest one either: a script has no proof."""
+    false, other, change, _ = told[0]
+    screens = {name: screen for name, (screen, _) in false.items()} | other | change
+    assert len(screens) == 14
+    check_claims(screens)
+    check_kept(screens, [*KEPT, "in Python"])
     assert "not as one process computes it" not in screens["honest"]
 
 
 @pytest.mark.long
 def test_nor_do_trainings_of_other_false_models(tmp_path: Path) -> None:
     names = [lie.__name__ for lie in LIES if lie.__name__ not in (*KEPT, *SOME)]
-    screens, _ = run_ranks(liars, 2, str(tmp_path), names, timeout=400)
-    assert len(screens) == 4
-    screens |= run_ranks(others, 2, str(tmp_path), [change.__name__ for change in CHANGES])[0]
+    screens = {
+        name: screen
+        for name, (screen, _) in run_ranks(liars, 2, str(tmp_path), names, timeout=400)[0].items()
+    }
+    assert len(screens) == 7
     check_claims(screens)
+    check_kept(screens, ["mean_as_float", "kept_in_a_list", "drop_by_numpy"])
 
 
-def changed(folder: str) -> dict[str, str]:
-    found = {}
-    for change in (*CHANGES, None):
-        paddle.seed(1)
-        every = {"use": "data_parallel", "check_every": "3 steps"}
-        lie = None if change else mean_as_float
-        name = change.__name__ if change else "in Python"
-        found[name] = fit(f"{folder}/{name}", Liar(lie), change=change, strategy=every)[0]
-    return found
-
-
-def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) -> None:
+def test_what_is_changed_on_one_rank_is_named_at_the_next_check(told: list[list[Any]]) -> None:
     """With the layer and the ranks; what forward itself changes is told, and trained on."""
-    screens = run_ranks(changed, 2, str(tmp_path))[0]
+    screens = told[0][2]
     for name, sentence in (
         ("set_rate", "after step 6: ranks differ in p of model.drop: 0.0 on rank 0, 0.5 on rank 1. "),
         (
@@ -275,29 +294,18 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) 
     assert f"  - {told}" in screens["in Python"].partition("shared weights bit-equal after step 10")[2]
 
 
-def moved(folder: str) -> list[Any]:
-    """The weights after a training of models with generators of their own: tried before, and not."""
-    found = []
-    for lie in (layer_drop, drop_by_numpy, by_turns):
-        both = []
-        for tried in (True, False):
-            own = assemble.TrainerBuilder._tried
-            if not tried:
-                assemble.TrainerBuilder._tried = lambda self, task: task  # type: ignore[method-assign]
-            try:
-                paddle.seed(1)
-                both.append(fit(f"{folder}/{lie.__name__}-{tried}", Liar(lie))[1])
-            finally:
-                assemble.TrainerBuilder._tried = own  # type: ignore[method-assign]
-        found.append(both)
-    return found
-
-
-def test_a_model_with_a_generator_of_its_own_learns_the_same_with_and_without_a_trial(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*MOVING, pytest.param("drop_by_numpy", marks=pytest.mark.long)])
+def test_a_model_with_a_generator_of_its_own_learns_the_same_with_and_without_a_trial(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """And the same as one process, which draws as often."""
-    ranks, (alone,) = run_ranks(moved, 2, str(tmp_path / "two")), run_ranks(moved, 1, str(tmp_path / "one"))
-    for rank in ranks:
-        for (tried, untried), (one, _) in zip(rank, alone, strict=True):
-            assert tried == untried
-            for weights, ones in zip(tried, one, strict=True):
-                np.testing.assert_allclose(weights, ones, rtol=1e-4, atol=1e-6)
+    if name in MOVING:
+        ranks = request.getfixturevalue("told")
+    else:
+        ranks = run_ranks(all_of_it, 2, str(tmp_path / "two"), [name], [name], timeout=400)
+    (alone,) = run_ranks(liars, 1, str(tmp_path / "one"), [name])
+    for false, _, _, untried_weights in ranks:
+        tried = false[name][1]
+        assert tried == untried_weights[name]
+        for weights, ones in zip(tried, alone[name][1], strict=True):
+            np.testing.assert_allclose(weights, ones, rtol=1e-4, atol=1e-6)
