@@ -1,4 +1,4 @@
-"""A training with Mixup and CutMix: one process's on 2 and 3 ranks, and bit-equal after a resume in mid-epoch."""
+"""A training with Mixup and CutMix: one process's on ranks, and bit-equal after a resume in mid-epoch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.house.datasets import Samples
-from tests.house.training import diary
+from tests.house.training import diary, untried
 from tests.ranks import run_ranks
 
 MIX = {"mixup": 0.4, "cutmix": 1.0, "probability": 0.8}
@@ -48,18 +49,38 @@ def trained(folder: str, length: str, resume: bool, micro_batches: int = 1) -> d
     return {"losses": [step["loss"] for step in lines.steps], "held_out": lines.held_out, "weights": weights}
 
 
-def test_ranks_and_micro_batches_learn_what_one_process_learns_and_a_resume_too(tmp_path: Path) -> None:
-    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "9 steps", False)
-    assert len(alone["losses"]) == 9 and len(alone["held_out"]) >= 2
-    two, three = (
-        run_ranks(trained, ranks, str(tmp_path / str(ranks)), "9 steps", False, micro_batches)[0]
-        for ranks, micro_batches in ((2, 1), (3, 2))
-    )
-    for several in (two, three):
-        np.testing.assert_allclose(several["losses"], alone["losses"], rtol=1e-5, atol=1e-6)
-        for name, number in alone["held_out"].items():
-            np.testing.assert_allclose(several["held_out"][name], number, rtol=1e-5, atol=1e-6, err_msg=name)
-    begun = run_ranks(trained, 2, str(tmp_path / "again"), "4 steps", False)[0]
-    resumed = run_ranks(trained, 2, str(tmp_path / "again"), "9 steps", True)[0]
-    assert begun["losses"] + resumed["losses"] == two["losses"]
-    assert resumed["weights"] == two["weights"]
+def trained_each(folder: str, micro_batches: int) -> list[dict[str, Any]]:
+    """Six steps, four of them, and the rest after a resume."""
+    untried()
+    runs = [("whole", "6 steps", False), ("again", "4 steps", False), ("again", "6 steps", True)]
+    return [trained(f"{folder}/{name}", length, resume, micro_batches) for name, length, resume in runs]
+
+
+def assert_same(several: dict[str, Any], alone: dict[str, Any]) -> None:
+    assert len(alone["losses"]) == 6 and len(alone["held_out"]) >= 2
+    np.testing.assert_allclose(several["losses"], alone["losses"], rtol=1e-5, atol=1e-6)
+    for name, number in alone["held_out"].items():
+        np.testing.assert_allclose(several["held_out"][name], number, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_ranks(trained, 1, str(tmp_path_factory.mktemp("one")), "6 steps", False)[0]
+
+
+def test_ranks_and_micro_batches_learn_what_one_process_learns_and_a_resume_too(
+    alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """Batches of 14 in three micro-batches, on two ranks: unequal shares."""
+    whole, begun, resumed = run_ranks(trained_each, 2, str(tmp_path), 3)[0]
+    assert_same(whole, alone)
+    assert begun["losses"] + resumed["losses"] == whole["losses"]
+    assert resumed["weights"] == whole["weights"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (3, 2)])
+def test_other_ranks_and_micro_batches(
+    alone: dict[str, Any], tmp_path: Path, ranks: int, micro_batches: int
+) -> None:
+    assert_same(run_ranks(trained, ranks, str(tmp_path), "6 steps", False, micro_batches)[0], alone)
