@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.house.training import untried
 from tests.ranks import run_ranks
 
 SAMPLES, CLASSES = 23, 6
@@ -44,11 +45,6 @@ def evaluated(batch):
             "classes": found.classes, "table": found.per_class(), "training": learner.model.training}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return run_ranks(evaluated, 1, 10)[0]
-
-
 def test_the_numbers_are_scikit_learns(alone):
     from sklearn import metrics
 
@@ -68,10 +64,9 @@ def test_the_numbers_are_scikit_learns(alone):
     assert alone["training"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_count_every_sample_once(alone, ranks):
+def test_ranks_count_every_sample_once(alone, four):
     """23 samples in batches of 10: a last batch of 3 leaves a rank of 4 without any."""
-    for found in run_ranks(evaluated, ranks, 10):
+    for found, _ in four:
         assert found["samples"] == SAMPLES
         assert found["confusion"] == alone["confusion"]
         assert (found["acc1"], found["acc5"]) == (alone["acc1"], alone["acc5"])
@@ -123,21 +118,43 @@ def row_numbers(outputs, targets):
     return float((np.arange(1, len(targets) + 1) * targets).sum() + outputs.shape[0])
 
 
-def test_a_part_of_the_held_out_samples_is_the_same_on_any_number_of_ranks(tmp_path):
+def both(folder, *held_out):
+    """In each rank: the evaluation of all samples, and of some."""
+    untried()
+    some = (evaluated_in_part(f"{folder}/{number}", each) for number, each in enumerate(held_out))
+    return [evaluated(10), *some]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("one"))
+    return run_ranks(both, 1, folder, EVERY_THIRD, {"samples": 500, "batch": 100})[0]
+
+
+@pytest.fixture(scope="module")
+def alone(one_process):
+    return one_process[0]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return run_ranks(both, 4, str(tmp_path_factory.mktemp("four")), EVERY_THIRD)
+
+
+def test_a_part_of_the_held_out_samples_is_the_same_on_any_number_of_ranks(one_process, four):
+    """Batches of 3 leave a rank of 4 without any."""
     chosen = [i * SAMPLES // 8 for i in range(8)]
-    (one,) = run_ranks(evaluated_in_part, 1, str(tmp_path / "1"), EVERY_THIRD)
+    _, one, all_of_them = one_process
     assert one["read"] == chosen
     assert (one["samples"], one["rows"], one["batch"]) == (8, 8, 3)
     assert one["counted"] == "each of 8 of the 23 held-out samples counted once"
     assert one["row_numbers"] == sum((n + 1) * (i % CLASSES) for n, i in enumerate(chosen)) + 8
-    for ranks in (2, 3):
-        rows = run_ranks(evaluated_in_part, ranks, str(tmp_path / str(ranks)), EVERY_THIRD)
-        assert sorted({*chosen} & {i for row in rows for i in row["read"]}) == chosen
-        for row in rows:
-            assert row["loss"] == pytest.approx(one["loss"], rel=1e-6)
-            for name in ("acc1", "samples", "rows", "row_numbers", "counted"):
-                assert row[name] == one[name]
-    (all_of_them,) = run_ranks(evaluated_in_part, 1, str(tmp_path / "all"), {"samples": 500, "batch": 100})
+    rows = [row for _, row in four]
+    assert sorted({*chosen} & {i for row in rows for i in row["read"]}) == chosen
+    for row in rows:
+        assert row["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        for name in ("acc1", "samples", "rows", "row_numbers", "counted"):
+            assert row[name] == one[name]
     assert (all_of_them["samples"], all_of_them["batch"]) == (SAMPLES, 100)
     assert all_of_them["counted"] == "each of the 23 held-out samples counted once"
 
