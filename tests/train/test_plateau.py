@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.house.datasets import Arrays
-from tests.house.training import diary
+from tests.house.training import diary, untried
 from tests.ranks import run_ranks
 
 PLATEAU = {"use": "plateau", "learning_rate": 0.4, "every": "2 steps", "factor": 0.5, "patience": 0}
@@ -56,13 +56,30 @@ def trained(
     return {"rates": rates, "state": state, "evaluations": evaluations, "weights": weights}
 
 
+def trained_each(runs: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """One training after the other in the same ranks."""
+    untried()
+    return [trained(*run) for run in runs]
+
+
 def test_its_state_is_in_every_checkpoint_and_goes_on_on_other_ranks(tmp_path: Path) -> None:
-    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "12 steps", PLATEAU, False, "", "3 steps")
+    """Also where a checkpoint comes at the last step of an epoch: before its evaluation, which it does not hold twice.
+    (An epoch has 3 steps.)"""
+    a, b, c, d = (str(tmp_path / name) for name in "abcd")
+    each_epoch = {**PLATEAU, "every": "1 epoch"}
+    ((alone, _, one, _, again),) = run_ranks(trained_each, 1, [
+        (a, "12 steps", PLATEAU, False, "", "3 steps"),
+        (b, "6 steps", PLATEAU, False, "", "2 steps"),
+        (c, "15 steps", each_epoch, False, "1 epoch", "3 steps"),
+        (d, "9 steps", each_epoch, False, "", "3 steps"),
+        (d, "15 steps", each_epoch, True, "", "3 steps"),
+    ])  # fmt: skip
+    assert one["evaluations"] == [3, 6, 9, 12, 15]
+    assert one["rates"][9:] == again["rates"] and len(set(one["rates"])) >= 2
+    assert one["state"] == again["state"]
     assert alone["evaluations"] == [2, 4, 6, 8, 10, 12]
     assert len(set(alone["rates"])) >= 3 and alone["rates"][:2] == [0.4, 0.4]
-    run_ranks(trained, 1, str(tmp_path / "2"), "6 steps", PLATEAU, False, "", "2 steps")
-    resumed = run_ranks(trained, 2, str(tmp_path / "2"), "12 steps", PLATEAU, True, "5 steps", "2 steps")
-    for rank in resumed:
+    for (rank,) in run_ranks(trained_each, 2, [(b, "12 steps", PLATEAU, True, "5 steps", "2 steps")]):
         assert rank["rates"] == alone["rates"][6:] and rank["evaluations"] == [8, 10, 12]
         assert rank["state"]["share"] == alone["state"]["share"]
 
@@ -81,17 +98,6 @@ def test_it_resumes_bit_by_bit_between_evaluations_and_at_them(tmp_path: Path) -
         assert all(rank["state"]["share"] == two["state"]["share"] for rank in resumed)
         if ranks == 2:
             assert (resumed[0]["state"], resumed[0]["weights"]) == (two["state"], two["weights"])
-
-
-def test_a_checkpoint_at_the_last_step_of_an_epoch_does_not_hold_its_evaluation_twice(tmp_path: Path) -> None:
-    """An epoch has 3 steps; the checkpoint of step 3 is saved before the epoch ends, and its evaluation follows."""
-    schedule = {**PLATEAU, "every": "1 epoch"}
-    (one,) = run_ranks(trained, 1, str(tmp_path / "a"), "15 steps", schedule, False, "1 epoch", "3 steps")
-    assert one["evaluations"] == [3, 6, 9, 12, 15]
-    run_ranks(trained, 1, str(tmp_path / "b"), "9 steps", schedule, False, "", "3 steps")
-    (resumed,) = run_ranks(trained, 1, str(tmp_path / "b"), "15 steps", schedule, True, "", "3 steps")
-    assert one["rates"][9:] == resumed["rates"] and len(set(one["rates"])) >= 2
-    assert one["state"] == resumed["state"]
 
 
 @pytest.mark.parametrize(
