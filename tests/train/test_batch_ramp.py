@@ -47,16 +47,19 @@ def trained(folder: str, length: str, resume: bool, **more: Any) -> dict[str, An
     }  # fmt: skip
 
 
+def trained_twice(whole: str, part: str) -> list[dict[str, Any]]:
+    return [trained(whole, "3 epochs", False), trained(part, "5 steps", False)]
+
+
 def same(some: dict[str, Any], alone: dict[str, Any], first: int = 0) -> None:
     np.testing.assert_allclose(some["losses"], alone["losses"][first:], rtol=1e-5, atol=1e-6)
     assert some["samples"] == alone["samples"][first:]
 
 
 def test_other_ranks_go_on_in_the_midst_of_the_ramp(tmp_path: Path) -> None:
-    (alone,) = run_ranks(trained, 1, str(tmp_path / "1"), "3 epochs", False)
+    ((alone, begun),) = run_ranks(trained_twice, 1, str(tmp_path / "1"), str(tmp_path / "2"))
     assert alone["samples"] == np.cumsum(SIZES).tolist() and alone["epochs"] == [7, 10, 13]
     assert alone["total"] == 13
-    (begun,) = run_ranks(trained, 1, str(tmp_path / "2"), "5 steps", False)
     assert begun["losses"] == alone["losses"][:5]
     same(run_ranks(trained, 2, str(tmp_path / "2"), "3 epochs", True)[0], alone, 5)
 
