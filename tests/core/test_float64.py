@@ -11,10 +11,11 @@ from paddle_dp.core.precision import default_dtype, everything_in_float64
 from paddle_dp.learner import Precision, Task
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
+from tests.house.training import untried
 from tests.ranks import run_ranks
 
 RECIPE = """
-model: {{use: {model}, vocab: 32, width: 16, depth: 4, heads: 4, length: 8}}
+model: {{use: {model}, vocab: 32, width: 16, depth: {depth}, heads: 4, length: 8}}
 dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 13, test_samples: 5}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: adamw, clip: 0.5}}
@@ -26,14 +27,15 @@ callbacks: []
 BOUND = 1e-12  # relative; equal computations in another order were seen to differ by 1e-13 at most
 
 
-def gradients(folder, layouts, model, precision):
+def gradients(folder, layouts, model, depth, precision="float64"):
     """For each layout: loss, gradient norm and this rank's parts of the gradients, step by step; the held-out loss.
 
     13 samples in batches of 8: two micro-batches of 4, then two of 3 and 2, which ranks share unequally.
     """
+    untried()
     mesh, found = join(seed=3), []
     path = Path(folder) / f"recipe-{mesh.ranks}-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(model=model, precision=precision))
+    path.write_text(RECIPE.format(model=model, depth=depth, precision=precision))
     for layout in layouts:
         join(seed=3)
         words = [f"strategy={layout}", f"output_dir={folder}"]
@@ -86,10 +88,10 @@ def assert_same(many, one, bound=BOUND):
     assert many[0][1] == pytest.approx(one[1], rel=bound)
 
 
-def together(ranks, layouts, tmp_path, model):
-    one = run_ranks(gradients, 1, str(tmp_path), ["{use: single}"], model, "float64")[0][0]
+def together(ranks, layouts, tmp_path, model, depth):
+    one = run_ranks(gradients, 1, str(tmp_path), ["{use: single}"], model, depth)[0][0]
     assert one[2] == ["paddle.float64"]
-    many = run_ranks(gradients, ranks, str(tmp_path), layouts, model, "float64")
+    many = run_ranks(gradients, ranks, str(tmp_path), layouts, model, depth)
     for number, layout in enumerate(layouts):
         found = [rank[number] for rank in many]
         assert all(kinds == ["paddle.float64"] for *_, kinds in found), layout
@@ -116,12 +118,12 @@ FOUR = [
 
 def test_every_layout_on_two_ranks(tmp_path):
     """With dropout, whose masks are one process's; and tied weights: an embedding cut by words is the head, too."""
-    together(2, TWO, tmp_path, "gpt, dropout: 0.2")
+    together(2, TWO, tmp_path, "gpt, dropout: 0.2", 2)
 
 
 @pytest.mark.long
 def test_layouts_on_four_ranks(tmp_path):
-    together(4, FOUR, tmp_path, "llama")
+    together(4, FOUR, tmp_path, "llama", 4)
 
 
 def test_the_model_is_the_float32_one_cast():
