@@ -11,6 +11,7 @@ from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.mesh import join
+from tests.house.training import untried
 from tests.ranks import run_ranks
 
 BATCH = 8  # of 30 samples, in 2 micro-batches: unequal shares
@@ -65,10 +66,13 @@ def loss(outputs: paddle.Tensor, targets: dict[str, paddle.Tensor]) -> paddle.Te
     return classes.reshape([-1]) + (outputs[:, 2] - targets["sum"]) ** 2
 
 
-def train(folder: str, kind: str, strategies: list[dict[str, Any]], workers: int = 0) -> list[Any]:
-    """[loss, norm] of every step and the held-out loss, for each strategy, one after another in the same ranks."""
+def train(folder: str, cases: list[tuple[str, dict[str, Any]]], workers: int = 0) -> list[Any]:
+    """[loss, norm] of every step and the held-out loss, for each (kind, strategy), one after another in the same ranks;
+    the first one is tried before."""
     found = []
-    for place, strategy in enumerate(strategies):
+    for place, (kind, strategy) in enumerate(cases):
+        if place:
+            untried()
         mesh = join(seed=0)
         paddle.seed(0)
         model = Net()
@@ -95,21 +99,20 @@ DATA, STAGES = {"use": "data_parallel"}, {"use": "hybrid", "pipeline": 2}
 SHARDS = {"use": "hybrid", "sharding": 2, "sharding_stage": 3}
 
 
+KINDS = ["dict", "nested tuple"]
+SOME = [("dict", DATA), ("nested tuple", STAGES), ("dict", SHARDS)]  # stages alone send inputs on
+OTHERS = [("dict", STAGES), ("nested tuple", DATA), ("nested tuple", SHARDS)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "layouts"),
-    [
-        ("dict", [DATA, STAGES, SHARDS]),
-        ("nested tuple", [STAGES]),  # they alone send inputs on
-        pytest.param("nested tuple", [DATA, SHARDS], marks=pytest.mark.long),
-    ],
-    ids=["dict", "nested tuple", "nested tuple in others"],
+    "cases", [SOME, pytest.param(OTHERS, marks=pytest.mark.long)], ids=["some", "others"]
 )
-def test_layouts_are_one_process(kind: str, layouts: list[dict[str, Any]], tmp_path) -> None:
-    [[truth, held_out, _]] = train(str(tmp_path / "one"), kind, [{"use": "single"}])
-    assert len(truth) == 8
-    assert truth[-1][0] < truth[0][0]
-    for of_rank in run_ranks(train, 2, str(tmp_path / "two"), kind, layouts, 1):
-        for rows, number, ranks in of_rank:
+def test_layouts_are_one_process(cases: list[tuple[str, dict[str, Any]]], tmp_path) -> None:
+    alone = run_ranks(train, 1, str(tmp_path / "one"), [(kind, {"use": "single"}) for kind in KINDS])[0]
+    for of_rank in run_ranks(train, 2, str(tmp_path / "two"), cases, 1):
+        for (kind, _), (rows, number, ranks) in zip(cases, of_rank, strict=True):
+            truth, held_out, _ = alone[KINDS.index(kind)]
+            assert len(truth) == 8 and truth[-1][0] < truth[0][0]
             assert ranks == 2
             np.testing.assert_allclose(rows, truth, rtol=2e-5)
             assert number == pytest.approx(held_out, rel=2e-5)
