@@ -87,22 +87,27 @@ def test_micros_and_recompute_on_one_process_change_nothing():
 
 TWO = [
     ("data_parallel", {}, "everywhere", 3),
-    ("data_parallel", {}, "vit", 1, "full"),
-    ("hybrid", {"sharding": 2, "sharding_stage": 2}, "everywhere", 1),
     ("hybrid", {"sharding": 2, "sharding_stage": 3}, "everywhere", 3, "full"),
     ("hybrid", {"tensor": 2}, "everywhere", 3),
-    ("hybrid", ALONG, "everywhere", 1, "full"),
-    ("hybrid", ALONG, "vit", 1),
+    ("hybrid", ALONG, "vit", 1, "full"),
     ("hybrid", {"sequence": 2}, "everywhere", 3, "selective"),
     ("hybrid", {"sequence": 2}, "bert", 1, "full"),
-    ("hybrid", {"pipeline": 2}, "everywhere", 3, "full"),
     ("hybrid", {"pipeline": 2, "pipeline_schedule": "interleaved"}, "everywhere", 4, "selective"),
+]
+MORE_OF_TWO = [
+    ("data_parallel", {}, "vit", 1, "full"),
+    ("hybrid", {"sharding": 2, "sharding_stage": 2}, "everywhere", 1),
+    ("hybrid", ALONG, "everywhere", 1, "full"),
+    ("hybrid", {"pipeline": 2}, "everywhere", 3, "full"),
     ("hybrid", {"pipeline": 2, "pipeline_schedule": "f_then_b"}, "gpt", 2),
 ]
 
 
-def test_two_ranks_in_every_layout():
-    check(2, TWO)
+@pytest.mark.parametrize(
+    "cases", [TWO, pytest.param(MORE_OF_TWO, marks=pytest.mark.long)], ids=["some", "others"]
+)
+def test_two_ranks_in_every_layout(cases):
+    check(2, cases)
 
 
 FOUR = [
