@@ -168,7 +168,7 @@ def test_so_many_steps_are_measured_and_no_tape_is_left(tmp_path, steps, measure
 
     found: list[tuple[int, int]] = []
     Trainer.of(
-        model=nn.Linear(8, 3), loss=nn.CrossEntropyLoss(reduction="none"), optimizer="sgd", train=Samples(0.0),
+        model=nn.Linear(8, 3), loss="cross_entropy", optimizer="sgd", train=Samples(0.0),
         batch=2, length=f"{steps} steps", folder=str(tmp_path), callbacks=[Found()],
     ).fit()  # fmt: skip
     assert found == measured and heartbeat.tape is None
