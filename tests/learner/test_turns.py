@@ -24,7 +24,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.part.groups import turns_of
 from paddle_dp.recipe import read_recipe
 from paddle_dp.units import EverySteps
-from tests.house.training import diary
+from tests.house.training import diary, untried
 from tests.ranks import run_ranks
 
 SAMPLES, BATCH, EPOCHS = 22, 6, 2  # the last batch of an epoch has 4
@@ -93,8 +93,12 @@ def train(
 
 
 def train_each(folder: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One case after the other in the same ranks."""
-    return {name: train(f"{folder}/{name}", **case) for name, case in cases.items()}
+    """One case after the other in the same ranks; the first one is tried before."""
+    found = {}
+    for name, case in cases.items():
+        found[name] = train(f"{folder}/{name}", **case)
+        untried()
+    return found
 
 
 def by_hand(every: int = 1, with_momentum: bool = False) -> Any:
@@ -158,7 +162,7 @@ HYBRID: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_ranks(train_each, 1, str(tmp_path_factory.mktemp("one")), CASES)[0]
+    return run_ranks(train_each, 1, str(tmp_path_factory.mktemp("one")), CASES | {"third": {"every": 3}})[0]
 
 
 def assert_same(result: Any, reference: Any, tolerance: float = 1e-12) -> None:
@@ -174,14 +178,10 @@ def assert_same(result: Any, reference: Any, tolerance: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize(("every", "with_momentum"), [(1, False), (3, False), (1, True)])
-def test_turns_are_the_loop_by_hand(
-    one: dict[str, Any], every: int, with_momentum: bool, tmp_path: Path
-) -> None:
+def test_turns_are_the_loop_by_hand(one: dict[str, Any], every: int, with_momentum: bool) -> None:
     """Each with an optimizer of its own; the generator's forward reads the discriminator that was just updated."""
     weights, rows = by_hand(every, with_momentum)
-    result = (
-        one["momentum" if with_momentum else "plain"] if every == 1 else train(str(tmp_path), every=every)
-    )
+    result = one["momentum" if with_momentum else "plain" if every == 1 else "third"]
     losses = [{key: row[key] for key in row if key != "loss"} for row in result[1]]
     for name, weight in weights.items():
         np.testing.assert_allclose(result[0][name], weight, atol=1e-12, err_msg=name)
@@ -191,23 +191,39 @@ def test_turns_are_the_loop_by_hand(
     ]
 
 
-def compare(one: dict[str, Any], folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> None:
-    for rank in run_ranks(train_each, ranks, str(folder), cases, timeout=300):
+def compare(one: dict[str, Any], found: list[Any], cases: dict[str, dict[str, Any]]) -> None:
+    for rank in found:
         for name, result in rank.items():
             assert_same(
                 result, one[name if name in CASES else "momentum" if "rule" in cases[name] else "plain"]
             )
 
 
-def test_on_two_ranks(one: dict[str, Any], tmp_path: Path) -> None:
-    compare(one, tmp_path, 2, {"every": CASES["every"], "zero3": HYBRID["zero3"]})
+SOME = {"every": CASES["every"], "zero3": HYBRID["zero3"]}
+RESUMED: dict[str, Any] = {"drop": 0.3, "every": 3, "rule": MOMENTUM}
+
+
+def train_and_resume(folder: str) -> list[Any]:
+    """Some cases; one that ends after the first epoch, and goes on from its checkpoint; and the same without an end."""
+    some = train_each(folder, SOME)
+    train(f"{folder}/resumed", epochs=1, **RESUMED)
+    return [some, train(f"{folder}/resumed", resume=True, **RESUMED), train(f"{folder}/whole", **RESUMED)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(train_and_resume, 2, str(tmp_path_factory.mktemp("two")))
+
+
+def test_on_two_ranks(one: dict[str, Any], two: list[Any]) -> None:
+    compare(one, [some for some, *_ in two], SOME)
 
 
 @pytest.mark.long
 def test_in_every_layout(one: dict[str, Any], tmp_path: Path) -> None:
     """Shares of 6 samples on 3 ranks, of 4 in the last batch of an epoch: unequal ones."""
-    compare(one, tmp_path / "2", 2, {"plain": {}, **HYBRID})
-    compare(one, tmp_path / "3", 3, CASES)
+    for ranks, cases in ((2, {"plain": {}, **HYBRID}), (3, CASES)):
+        compare(one, run_ranks(train_each, ranks, str(tmp_path / str(ranks)), cases, timeout=300), cases)
 
 
 def test_evaluation_has_the_numbers_of_each_turn(one: dict[str, Any]) -> None:
@@ -220,26 +236,9 @@ def test_evaluation_has_the_numbers_of_each_turn(one: dict[str, Any]) -> None:
     assert one["plain"][2] == pytest.approx({"loss": sum(losses.values()), **losses}, rel=1e-12)
 
 
-RESUMED: dict[str, Any] = {"drop": 0.3, "every": 3, "rule": MOMENTUM}
-
-
-def resumed(folder: str) -> Any:
-    """Ends after the first epoch, and goes on from its checkpoint."""
-    train(folder, epochs=1, **RESUMED)
-    return train(folder, resume=True, **RESUMED)
-
-
-def unbroken(folder: str) -> Any:
-    return train(folder, **RESUMED)
-
-
-def test_resume_is_bit_equal(tmp_path: Path) -> None:
+def test_resume_is_bit_equal(two: list[Any]) -> None:
     """Also the turn that is left out in some steps goes on with the right one."""
-    for one_rank, all_at_once in zip(
-        run_ranks(resumed, 2, str(tmp_path / "resumed")),
-        run_ranks(unbroken, 2, str(tmp_path / "once")),
-        strict=True,
-    ):
+    for _, one_rank, all_at_once in two:
         assert one_rank[0] == all_at_once[0] and one_rank[1] == all_at_once[1][-len(one_rank[1]) :]
 
 
