@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import paddle
@@ -17,7 +17,7 @@ from paddle_dp.model.traced import UncountedError, traced_model
 from paddle_dp.part import find
 from paddle_dp.plan.traced_model import TracedModel
 
-T, L, W = 32, 3, 64
+T, L, W = 32, 2, 64
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt": {"heads": 4},
     "tied": {"heads": 4, "tied": True},
@@ -32,11 +32,15 @@ IMAGES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-def traced(use: str, shape: Sequence[int], dtype: str = "float32", **settings: Any) -> TracedModel:
-    return traced_model(find("models", use)(**settings).build, [(shape, dtype)])
+@cache
+def traced(use: str, *shape: int, dtype: str = "float32", **settings: Any) -> TracedModel:
+    return traced_model(find("models", use)(**settings).build, [(list(shape), dtype)])
 
 
-@pytest.mark.parametrize("name", DECODERS)
+LONG = ["gpt", "llama"]  # "tied" and "wide llama" go through their code, too
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in DECODERS])
 def test_a_decoder_needs_what_the_paper_says(name: str) -> None:
     """6N + 12LHQT per token (PaLM, appendix B); N counts the weights that multiply: no embedding that is looked up."""
     word = "gpt" if name == "tied" else name.split()[-1]
@@ -45,12 +49,12 @@ def test_a_decoder_needs_what_the_paper_says(name: str) -> None:
     named = dict(find("models", word)(**settings).build().named_parameters())
     weights = sum(math.prod(p.shape) for n, p in named.items() if p.ndim == 2 and n not in looked_up)
     heads = settings["heads"] * settings.get("head_width", W // settings["heads"])
-    assert traced(word, [T], "int64", **settings).flops == T * (6 * weights + 12 * L * heads * T)
+    assert traced(word, T, dtype="int64", **settings).flops == T * (6 * weights + 12 * L * heads * T)
 
 
 def test_a_resnet_50_needs_8_gflop_forward() -> None:
     """4.1 billion multiply-adds a 224 × 224 image (torchvision prints 4.09)."""
-    model = traced("resnet", [3, 224, 224], depth=50)
+    model = traced("resnet", 3, 224, 224, depth=50)
     assert sum(operator.flops for operator in model.operators) / 2 == pytest.approx(4.09e9, rel=1e-3)
     assert sum(operator.channels > 0 for operator in model.operators) == 53
     products = [operator.gradients for operator in model.operators if operator.product]
@@ -84,11 +88,19 @@ def test_what_is_kept_is_what_paddle_keeps(use: str) -> None:
     """All but the statistics of norms, which are of channels."""
     settings, shape = IMAGES[use]
     build = find("models", use)(**settings).build
-    assert kept(traced(use, shape, **settings)) == pytest.approx(kept_by_paddle(build, shape), rel=0.01)
+    assert kept(traced(use, *shape, **settings)) == pytest.approx(kept_by_paddle(build, shape), rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "name", ["mobilenet_v3_small", "alexnet", "squeezenet1_1", "googlenet", "shufflenet_v2_x0_25"]
+    "name",
+    [
+        "alexnet",
+        "squeezenet1_1",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("mobilenet_v3_small", "googlenet", "shufflenet_v2_x0_25")
+        ),
+    ],
 )
 def test_what_a_model_of_paddle_keeps_is_what_paddle_keeps(name: str) -> None:
     """AlexNet's was 2 % too low: a pooling keeps its output, too."""
@@ -109,6 +121,7 @@ FUNCTIONS: dict[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
     "where": lambda x: paddle.where(x > 0, x, 2 * x),
     "hard": F.hardsigmoid,
+    "hard swish": F.hardswish,
     "dropout": lambda x: F.dropout(x, 0.5),
     "turned": lambda x: x.transpose([0, 1, 3, 2]).matmul(x),
     "parts": lambda x: sum(part * part for part in x.unbind(1)),
@@ -182,7 +195,7 @@ def test_a_product_of_vectors_is_counted() -> None:
 
 
 def test_each_block_has_its_operators() -> None:
-    model = traced("resnet", [3, 32, 32], depth=18, small_images=True, classes=10)
+    model = traced("resnet", 3, 32, 32, depth=18, small_images=True, classes=10)
     assert model.blocks == 10 and len(model.handed) == 9  # the stem, eight residual blocks, the head
     assert model.handed == (*[64 * 32 * 32] * 3, *[128 * 16 * 16] * 2, *[256 * 8 * 8] * 2, *[512 * 4 * 4] * 2)
     products = model.by_block(model.columns["is_product"])
@@ -264,7 +277,7 @@ def test_tracing_draws_nothing_and_names_nothing() -> None:
     expected = paddle.rand([3]).tolist()
     paddle.seed(5)
     tracer = _dygraph_tracer()
-    model = traced("mlp", [4], inputs=4, hidden=(3,), classes=2, dropout=0.5)
+    model = traced.__wrapped__("mlp", 4, inputs=4, hidden=(3,), classes=2, dropout=0.5)
     assert model.flops == 2 * (2 * 4 * 3 + 3 * 3 * 2)
     assert paddle.rand([3]).tolist() == expected and paddle.in_dynamic_mode()
     assert _dygraph_tracer() is tracer  # which knows the modes of a training
@@ -272,5 +285,5 @@ def test_tracing_draws_nothing_and_names_nothing() -> None:
 
 def test_tracing_takes_no_names_from_layers_made_later() -> None:
     with paddle.utils.unique_name.guard():
-        traced("mlp", [4], inputs=4, hidden=(3,), classes=2)
+        traced.__wrapped__("mlp", 4, inputs=4, hidden=(3,), classes=2)
         assert nn.Linear(2, 2).weight.name == "linear_0.w_0"
