@@ -91,15 +91,17 @@ def test_all_words_for_a_source(
         "run": first, "step": first / "2", "best": first / "best",
         "checkpoint": first / "checkpoints/step-00000002", "merged": tmp_path / "merged.safetensors",
     }[which]  # fmt: skip
-    merge(first / "checkpoints/step-00000002", tmp_path / "merged.safetensors")
+    if which == "merged":
+        merge(first / "checkpoints/step-00000002", path)
     trainer = build(recipe(tmp_path, "new", f"load: {{path: {path}}}", seed=2), Mesh.alone())
     saved = load(first / "checkpoints/step-00000002")
     for name, value in weights(trainer.learner).items():
         np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
     assert trainer.progress.step == 0 and "loaded" in capsys.readouterr().out
-    trainer.fit()
-    again = build(recipe(tmp_path, "new", f"load: {{path: {path}}}", seed=2), Mesh.alone(), "newest")
-    assert again.progress.step == 2 and "weights from" not in capsys.readouterr().out
+    if which == "run":
+        trainer.fit()
+        again = build(recipe(tmp_path, "new", f"load: {{path: {path}}}", seed=2), Mesh.alone(), "newest")
+        assert again.progress.step == 2 and "weights from" not in capsys.readouterr().out
 
 
 def test_a_part_of_it_for_fine_tuning(
