@@ -193,7 +193,7 @@ def test_a_script_may_give_layers_and_functions_themselves():
     assert model.annotated_blocks == (("0", F.relu), "1")
 
 
-@pytest.mark.parametrize("every", ["full", "every 2 blocks"])
+@pytest.mark.parametrize("every", [pytest.param("full", marks=pytest.mark.long), "every 2 blocks"])
 def test_statistics_are_counted_once_by_what_is_computed_twice(every):
     """A ResNet under recompute: the gradients and the running statistics of the plain run, bit for bit."""
     found = []

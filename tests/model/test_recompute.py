@@ -183,7 +183,7 @@ def in_every_way(use, settings, dtype):
     return [all((one[name] == found[0][name]).all() for name in found[0]) for one in found]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_one_process_learns_the_same_bits(dtype):
     assert in_every_way("single", {}, dtype) == [True] * 4
 
