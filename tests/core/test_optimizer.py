@@ -100,15 +100,17 @@ def shards(learner: Any) -> list[Any]:
 
 def learned(words: list[dict[str, Any]]) -> list[Any]:
     """In each rank, by layout and optimizer: what lies here after some updates, and what one process has then."""
-    mesh, found = join(seed=0), []
+    mesh, found, whole = join(seed=0), [], {}
+    alone = read_part("strategies", {"use": "single"}).build(Mesh(rank=0, ranks=1, device="cpu"))
     for strategy in words:
         for kind in KINDS:
             if strategy.get("sharding") and kind != "one_list":
                 continue  # refused: groups, and in stages 2 and 3 parameters that nobody updates
-            cut = "cut " if strategy.get("tensor") else ""
+            name = ("cut " if strategy.get("tensor") else "") + kind
             placer = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh)
-            alone = read_part("strategies", {"use": "single"}).build(Mesh(rank=0, ranks=1, device="cpu"))
-            found.append([f"{strategy} {kind}", train(placer, cut + kind), train(alone, cut + kind)])
+            mine = train(placer, name)
+            whole[name] = whole.get(name) or train(alone, name)
+            found.append([f"{strategy} {kind}", mine, whole[name]])
     return found
 
 
