@@ -31,11 +31,11 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
 STEPS, CLASSES = 10, 4
+POINTS = np.random.RandomState(0).randn(64, 6).astype("float32")
 
 
 def point(i: int) -> tuple[np.ndarray, np.ndarray]:
-    numbers = np.random.RandomState(i).randn(6).astype("float32")
-    return numbers, np.asarray(numbers[:CLASSES].argmax())
+    return POINTS[i], np.asarray(POINTS[i][:CLASSES].argmax())
 
 
 class Liar(nn.Layer):
