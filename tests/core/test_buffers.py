@@ -60,7 +60,7 @@ def point(i):
 POINTS = [point(i) for i in range(17)]
 
 
-def learn(mesh, kind, interrupted=False, sync=False, updates=9):
+def learn(mesh, kind, interrupted=False, sync=False, updates=6):
     """Losses, weights, buffers and differences after some updates in float64.
 
     17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a dummy.
