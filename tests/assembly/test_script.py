@@ -280,14 +280,14 @@ def test_an_evaluation_before_fit_or_after_another_one_changes_no_run_in_the_fol
     a checkpoint of them became the best of the older run, whose own was deleted."""
     watching = ["evaluate", {"use": "checkpoint", "best": "loss", "keep": 1}, {"use": "early_stop"}]
     first = Trainer.of(**described(tmp_path / "run", callbacks=watching))
-    first.fit("2 epochs")
+    first.fit("1 epoch")
     before = contents(tmp_path / "run")
     assert {"evaluation.json", "early_stop.json", "checkpoints/best.json"} <= before.keys()
     again = Trainer.of(**described(tmp_path / "run", callbacks=watching, resume="auto"))
     assert again.evaluate().samples == 30 and contents(tmp_path / "run") == before
     new = Trainer.of(**described(tmp_path / "run", callbacks=watching))
     assert new.evaluate().numbers["loss"] > 0 and contents(tmp_path / "run") == before
-    new.fit("1 epoch")
+    new.fit("8 steps")
     after = contents(tmp_path / "run")
     assert contents(tmp_path / "run.1") == before and "evaluation.json" in after
     assert first.evaluate().samples == 30 and contents(tmp_path / "run") == after
