@@ -64,9 +64,19 @@ def assert_one_process(found, one):
         np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_frozen_parameters_have_no_update_in_any_stage_and_an_owner_in_the_third():
-    one, _ = run_ranks(learn, 1, {"use": "single"})[0]
-    for stage, found in enumerate(zip(*run_ranks(learn_each, 2, stages_of(2)), strict=True), start=1):
+def learn_all():
+    return [*learn_each(stages_of(2)), learn({"use": "hybrid", "pipeline": 2}, "Tied")]
+
+
+@pytest.fixture(scope="module")
+def two():
+    """By case, what each of two ranks has."""
+    return list(zip(*run_ranks(learn_all, 2), strict=True))
+
+
+def test_frozen_parameters_have_no_update_in_any_stage_and_an_owner_in_the_third(two):
+    one, _ = learn({"use": "single"})
+    for stage, found in enumerate(two[:3], start=1):
         assert_one_process([weights for weights, _ in found], one)
         copies = [sum(name in weights for weights, _ in found) for name in ("2.weight", "2.bias", "0.weight")]
         assert copies == ([1, 1, 1] if stage == 3 else [2, 2, 2])
@@ -82,7 +92,7 @@ def head_only():
 
 @pytest.mark.long
 def test_ranks_that_own_nothing_that_learns_are_exact():
-    one, _ = run_ranks(learn, 1, {"use": "single"}, "head_only")[0]
+    one, _ = learn({"use": "single"}, "head_only")
     for found in zip(*run_ranks(learn_each, 3, stages_of(3), "head_only"), strict=True):
         assert_one_process([weights for weights, _ in found], one)
         assert sorted(owned for _, owned in found) == [0, 1, 1]
@@ -98,7 +108,6 @@ class Tied(Chain):
         super().__init__(first, nn.Tanh(), nn.Linear(4, 4), last)
 
 
-def test_a_frozen_weight_that_two_stages_share_has_no_gradient_to_add_up():
-    one, _ = run_ranks(learn, 1, {"use": "single"}, "Tied")[0]
-    stages = run_ranks(learn, 2, {"use": "hybrid", "pipeline": 2}, "Tied")
+def test_a_frozen_weight_that_two_stages_share_has_no_gradient_to_add_up(two):
+    (one, _), stages = learn({"use": "single"}, "Tied"), two[3]
     assert_one_process([weights for weights, _ in stages], one)

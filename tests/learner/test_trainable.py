@@ -57,9 +57,19 @@ def each(frozen_first: bool) -> list[Any]:
     return [learn(mesh, words, frozen_first) for words in STRATEGIES]
 
 
-def test_what_is_frozen_in_the_midst() -> None:
+def told_by_two() -> list[Any]:
+    return [each(False), each(True), staged({"use": "hybrid", "pipeline": 2})]
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Any]:
+    """By case, what each of two ranks found."""
+    return list(zip(*run_ranks(told_by_two, 2), strict=True))
+
+
+def test_what_is_frozen_in_the_midst(two: list[Any]) -> None:
     one = learn(Mesh.alone(), {"use": "single"}, False)
-    for plain, *others in run_ranks(each, 2, False):
+    for plain, *others in two[0]:
         assert "'0.weight' was frozen after the model was placed" in plain
         assert "strategy.find_unused_parameters=true" in plain
         for weight in others:
@@ -80,10 +90,9 @@ def staged(words: dict[str, Any]) -> dict[str, Any]:
     return stored_weights(learner)
 
 
-def test_what_one_stage_alone_freezes_before_the_first_update() -> None:
+def test_what_one_stage_alone_freezes_before_the_first_update(two: list[Any]) -> None:
     """It was still looked for at the second update, which only this stage's rank did: that waited for the other."""
-    one = run_ranks(staged, 1, {"use": "single"})[0]
-    stages = run_ranks(staged, 2, {"use": "hybrid", "pipeline": 2})
+    one, stages = staged({"use": "single"}), two[2]
     assert all(stages)
     for name, value in {name: value for stage in stages for name, value in stage.items()}.items():
         np.testing.assert_allclose(value, one[name], rtol=1e-5, atol=1e-7, err_msg=name)
@@ -104,8 +113,8 @@ def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
         kind.train_share(worker, None, False)
 
 
-def test_what_is_unfrozen_in_the_midst() -> None:
-    for told in run_ranks(each, 2, True):
+def test_what_is_unfrozen_in_the_midst(two: list[Any]) -> None:
+    for told in two[1]:
         assert all("'0.weight' was unfrozen after the model was placed" in said for said in told)
 
 
