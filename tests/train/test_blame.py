@@ -120,13 +120,14 @@ def test_a_sample_that_is_none_is_named_though_the_loss_looks_well(tmp_path: Pat
 
 
 def lose_on_one_rank(folder: str) -> str:
-    """What ends a training in whose third update rank 1's loss is no number."""
+    """What ends a training in which rank 1's loss is no number from its fourth forward on."""
+    untried()
     calls = []
 
     def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         calls.append(1)
         found = nn.functional.cross_entropy(outputs, targets, reduction="none").reshape([-1])
-        return found * (NAN if Environment.read().rank == 1 and len(calls) > 20 else 1.0)
+        return found * (NAN if Environment.read().rank == 1 and len(calls) > 3 else 1.0)
 
     metrics = [{"use": "metrics", "every": "1 step"}]
     try:
