@@ -398,8 +398,7 @@ def _spoil(trainer: Trainer, what: str, value: float) -> None:
         put(mine[0], value)
 
 
-# Each of the others has the way of two of these.
-SOME = [0, 2, 3, 4, 6, 7, 8, 9]
+SOME = [0, *range(2, 10)]  # the other has the way of two of these
 
 
 def spoil(folder: str, faults: list[int]) -> list[Any]:
@@ -424,9 +423,7 @@ def spoil(folder: str, faults: list[int]) -> list[Any]:
     return told
 
 
-@pytest.mark.parametrize(
-    "faults", [SOME, pytest.param([1, 5], marks=pytest.mark.long)], ids=["some", "others"]
-)
+@pytest.mark.parametrize("faults", [SOME, pytest.param([1], marks=pytest.mark.long)], ids=["some", "others"])
 def test_in_every_layout_what_went_wrong_on_some_rank_is_named_and_not_saved(
     tmp_path: Path, faults: list[int]
 ) -> None:
