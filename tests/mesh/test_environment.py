@@ -1,5 +1,6 @@
 """A process's place, read from the launcher's variables."""
 
+import os
 import socket
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import pytest
 
 from paddle_dp.errors import JobError, UsageError
+from paddle_dp.mesh import join
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.mesh import stream_seed
 from tests.ranks import run_ranks
@@ -80,18 +82,16 @@ def test_a_port_that_another_program_took_is_named():
     check_port(address)
 
 
-def stolen():
+def stolen(port):
     """Joins a job whose port another program uses."""
-    from paddle_dp.mesh import join
-
+    os.environ["PADDLE_MASTER"] = f"127.0.0.1:{port}"
     join()
 
 
 def test_a_job_whose_port_was_taken_says_so():
-    """The launcher is told to use ports at which this test listens."""
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
-        port = str(other.getsockname()[1])
+        port = other.getsockname()[1]
         with pytest.raises(AssertionError, match=rf"JobError: rank 0 cannot open its store at \S+:{port}"):
-            run_ranks(stolen, 2, env={"PORT_RANGE": f"{port}:{port}"})
+            run_ranks(stolen, 2, port)
