@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.train import stopping
+from paddle_dp.launch.command import Job
+from paddle_dp.train import Callback, Moment, stopping
 from paddle_dp.train.stopping import RunFolder
-from tests.faults.conftest import supervisors
+from tests.faults.conftest import ROOT, supervisors
+from tests.jobs import run_in_one_fork
 
+TINY = ROOT / "tests/faults/tiny.yaml"
 CALLBACKS = "callbacks=[{use: metrics, every: 5 steps}, {use: checkpoint, every: 50 steps}]"
 
 
@@ -57,27 +60,39 @@ def test_a_folder_without_a_file_of_the_run_is_lost(tmp_path: Path, made: list[s
     assert folder.is_lost(now=True)
 
 
+class Empties(Callback):
+    """Deletes all that is in the run's folder."""
+
+    def step(self, moment: Moment) -> None:
+        if moment.progress.step == 60:
+            subprocess.run(f"rm -r {moment.trainer.run.folder}/*", shell=True, check=False)
+
+
+def empties(run: object) -> Callback:
+    return Empties()
+
+
+LENGTH = "train.length=1000000 steps"
+
+
+def test_a_run_whose_folder_is_emptied_says_so_saves_and_ends(tmp_path: Path) -> None:
+    callbacks = CALLBACKS.replace("]", ", {use: tests.train.test_run_folder.empties}]")
+    out = tmp_path / "run"
+    job = Job(recipe=TINY, ranks=1, output_dir=str(out), overrides=(LENGTH, callbacks))
+    status, _, complained = run_in_one_fork(job, ROOT)
+    assert status == 1
+    has_ended_well(out, complained)
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(120)
+# Each way is noticed in a test above; what follows is the same.
 @pytest.mark.parametrize(
-    ("ranks", "way"),
-    [
-        (1, "emptied"),
-        (2, "renamed"),
-        # Each way is noticed in a test above; what follows is the same.
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in ((1, "deleted"), (2, "deleted"), (2, "emptied"))
-        ),
-    ],
+    "way", ["renamed", *(pytest.param(way, marks=pytest.mark.long) for way in ("deleted", "emptied"))]
 )
-def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
-    tmp_path: Path, ranks: int, way: str
-) -> None:
+def test_a_job_whose_folder_is_taken_away_does_not_start_again(tmp_path: Path, way: str) -> None:
     with supervisors(tmp_path) as start:
-        job = start(
-            "train", ranks=ranks, overrides=["train.length=1000000 steps", CALLBACKS], restarts=ranks - 1
-        )
+        job = start("train", ranks=2, overrides=[LENGTH, CALLBACKS], restarts=1)
         metrics, end = job.out / "metrics.jsonl", time.monotonic() + 60
         while not (metrics.exists() and '"step": 60' in metrics.read_text()):
             assert job.process.poll() is None and time.monotonic() < end, job.process.communicate()
@@ -90,10 +105,15 @@ def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
         if way == "deleted":
             shutil.rmtree(tmp_path / "other")
         status, _, complained = job.finish()
+    assert status == 1 and "starts again" not in complained
+    has_ended_well(job.out, complained)
+
+
+def has_ended_well(out: Path, complained: str) -> None:
+    """It said what it found, and at which step it saved."""
     found = re.search(
-        rf"{job.out} was deleted, renamed, replaced or emptied .* ends after step (\d+);", complained
+        rf"{out} was deleted, renamed, replaced or emptied .* ends after step (\d+);", complained
     )
-    assert status == 1 and found, complained
-    assert "starts again" not in complained and f"go on from step {found[1]}: " in complained
-    (manifest,) = (job.out / "checkpoints").glob(f"step-*{found[1]}/manifest.json")
+    assert found and f"go on from step {found[1]}: " in complained, complained
+    (manifest,) = (out / "checkpoints").glob(f"step-*{found[1]}/manifest.json")
     assert json.loads(manifest.read_text())
