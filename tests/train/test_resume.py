@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,19 +11,20 @@ import pytest
 
 from paddle_dp.checkpoint import load, newest
 from tests.house.runs import events, saved_bits
-from tests.jobs import train_in_forks
+from tests.jobs import do, train_in_forks
+from tests.ranks import run_ranks
 
 RECIPE = """
 model: {use: convnet, classes: 10, widths: [8, 16], norm: batch, dropout: 0.2}
-dataset: {use: digits, as_image: true}
+dataset: {use: digits, as_image: true, held_out: 0.6}  # an epoch of 15 batches
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}
 schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 5 steps}
 strategy: {use: data_parallel, sync_batch_norm: true}
-train: {length: 40 steps, batch: 50, micro_batches: 2}
+train: {length: 30 steps, batch: 50, micro_batches: 2}
 callbacks:
   - {use: metrics, every: 1 step}
-  - {use: checkpoint, every: 7 steps, keep: 3}
+  - {use: checkpoint, every: 5 steps, keep: 3}
 """
 
 
@@ -33,23 +33,20 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def killed(recipe: Path, out: Path) -> int:
-    """Starts a job of two ranks, ends all of it by kill -9 in mid-epoch, and returns the newest checkpoint's step."""
-    import psutil
-
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "2", "--out", str(out)]
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment)
-    deadline = time.monotonic() + 100
-    while not list(out.glob("checkpoints/step-*14")):
-        assert job.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    family = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
-    for process in family:
-        process.send_signal(signal.SIGKILL)
-    job.wait()
-    psutil.wait_procs(family, timeout=10)
+    """Trains on two ranks, all of which end by kill -9 in mid-epoch; returns the newest checkpoint's step."""
+    with pytest.raises(AssertionError, match="ended with -9"):
+        run_ranks(train_until_killed, 2, str(recipe), str(out))
     return load(newest(out / "checkpoints")).state["progress"]["step"]
+
+
+def train_until_killed(recipe: str, out: str) -> None:
+    def kill() -> None:
+        while not list(Path(out).glob("checkpoints/step-*10")):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    do("train", recipe, [f"output_dir={out}"], {})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def whole(tmp_path_factory):
     recipe.write_text(RECIPE)
     train_in_forks(recipe, folder / "whole", 2)
     step = killed(recipe, folder / "killed")
-    assert 14 <= step < 40
+    assert 10 <= step < 30
     return recipe, folder
 
 
@@ -75,7 +72,7 @@ def test_a_killed_job_resumes_bit_by_bit(whole):
     recipe, folder = whole
     again = copied(folder, "again")
     train_in_forks(recipe, again, 2, resume="newest")
-    assert load(newest(again / "checkpoints")).state["progress"]["step"] == 40
+    assert load(newest(again / "checkpoints")).state["progress"]["step"] == 30
     assert saved_bits(again) == saved_bits(folder / "whole")
     assert losses(again) == losses(folder / "whole")
 
