@@ -21,7 +21,7 @@ loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}
 schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 5 steps}
 strategy: {use: data_parallel, sync_batch_norm: true}
-train: {length: 30 steps, batch: 50, micro_batches: 2}
+train: {length: 22 steps, batch: 50, micro_batches: 2}
 callbacks:
   - {use: metrics, every: 1 step}
   - {use: checkpoint, every: 5 steps, keep: 3}
@@ -57,7 +57,7 @@ def whole(tmp_path_factory):
     recipe.write_text(RECIPE)
     train_in_forks(recipe, folder / "whole", 2)
     step = killed(recipe, folder / "killed")
-    assert 10 <= step < 30
+    assert 10 <= step < 22
     return recipe, folder
 
 
@@ -72,13 +72,13 @@ def test_a_killed_job_resumes_bit_by_bit(whole):
     recipe, folder = whole
     again = copied(folder, "again")
     train_in_forks(recipe, again, 2, resume="newest")
-    assert load(newest(again / "checkpoints")).state["progress"]["step"] == 30
+    assert load(newest(again / "checkpoints")).state["progress"]["step"] == 22
     assert saved_bits(again) == saved_bits(folder / "whole")
     assert losses(again) == losses(folder / "whole")
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_other_ranks_go_on_with_the_same_batches(whole, ranks):
     recipe, folder = whole
     again = copied(folder, f"on-{ranks}")
