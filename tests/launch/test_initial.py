@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from paddle_dp import cli
 from paddle_dp.assembly.build import build
+from paddle_dp.assembly.first_forward import tried
 from paddle_dp.checkpoint import Snapshot, TensorShard, save, set_best
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.check_process import CheckProcess
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.initial import check_load, check_weights
 from paddle_dp.launch.start import run
@@ -178,8 +180,9 @@ def test_a_resumed_training_and_other_jobs_need_no_weights(tmp_path: Path) -> No
 
 @pytest.mark.processes
 def test_train_and_check_refuse_with_status_2_and_move_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(CheckProcess, "__call__", lambda self, *said: tried(read_recipe(*said)))
     earlier, recipe = tmp_path / "run", tmp_path / "a.yaml"
     (earlier / "checkpoints").mkdir(parents=True)
     recipe.write_text(RECIPE.format(load=f"{{path: {tmp_path / 'nope'}}}", out=earlier))
