@@ -153,6 +153,7 @@ FINAL = [
     AttemptResult(attempt=Path("a"), status=2),  # Paddle's launcher, of its arguments
     failed(kind="UsageError", status=2, expected=True),
     failed(kind="StoppedError", status=75, expected=True),
+    failed(kind="LostFolderError", status=1, expected=True),
     failed(kind="KeyboardInterrupt", status=130),
     failed(kind="SIGTERM", status=143),
     replace(failed(**KILLED), signal="SIGINT"),  # it failed while it was being ended
