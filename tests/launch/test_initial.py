@@ -178,7 +178,6 @@ def test_a_resumed_training_and_other_jobs_need_no_weights(tmp_path: Path) -> No
     check_load(Job(recipe=tmp_path, entry_point="evaluate"), recipe)
 
 
-@pytest.mark.processes
 def test_train_and_check_refuse_with_status_2_and_move_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +185,8 @@ def test_train_and_check_refuse_with_status_2_and_move_nothing(
     earlier, recipe = tmp_path / "run", tmp_path / "a.yaml"
     (earlier / "checkpoints").mkdir(parents=True)
     recipe.write_text(RECIPE.format(load=f"{{path: {tmp_path / 'nope'}}}", out=earlier))
-    assert run(Job(recipe=recipe, ranks=2)) == 2
+    nobody: Any = object()  # who would be asked to become the ranks
+    assert run(Job(recipe=recipe, ranks=2), nobody) == 2
     assert f"load.path: there is no {tmp_path / 'nope'}" in capsys.readouterr().err.replace("\n", " ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "run"]
     checked = CliRunner().invoke(cli.app, ["check", str(recipe)])
@@ -200,7 +200,8 @@ def test_train_and_check_refuse_with_status_2_and_move_nothing(
     checked = CliRunner().invoke(cli.app, ["check", str(recipe), *more])
     assert "body.0.bias, there a, is [1] there and [" in " ".join(checked.output.split())
     own = tmp_path / "own"
-    build(read_recipe(recipe, ["load=null", f"output_dir={own}", "train.length=1 step"]), Mesh.alone()).fit()
+    words = ["load=null", f"output_dir={own}", "train.length=1 step", "callbacks=[{use: checkpoint}]"]
+    build(read_recipe(recipe, words), Mesh.alone()).fit()
     checked = CliRunner().invoke(cli.app, ["check", str(recipe), f"load.path={own}"])
     assert checked.exit_code == 0 and "mlp on digits" in checked.output
     assert f"weights from {own}" in checked.output.replace("\n", "") and "loaded" in checked.output
