@@ -171,14 +171,20 @@ def test_the_version(leave: Leave, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"paddle-dp {paddle_dp.__version__}\n"
 
 
-@pytest.mark.processes
 def test_parts_and_check_and_schema(leave: Leave, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("model: {use: mlp}\n")
     assert leave("parts") == 0 and "cross_entropy" in capsys.readouterr().out
     assert leave("check", str(tmp_path / "a.yaml")) == 2
     assert "a recipe needs 'train'" in capsys.readouterr().err
-    schema = command("schema")
-    assert schema.returncode == 0 and schema.stdout.startswith('{\n  "$schema"') and not schema.stderr
+    assert leave("schema") == 0
+    schema = capsys.readouterr()
+    assert schema.out.startswith('{\n  "$schema"') and not schema.err
+
+
+@pytest.mark.processes
+def test_what_paddle_warns_of_when_it_is_imported_is_not_shown() -> None:
+    done = command("check", "--no-run", "tests/faults/tiny.yaml")
+    assert done.returncode == 0 and "mlp on digits" in done.stdout and not done.stderr
 
 
 def test_check_opens_the_data_unless_it_is_told_not_to(
