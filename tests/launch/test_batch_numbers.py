@@ -117,7 +117,13 @@ def bytes_with(recipe: Recipe, blocks: list[list[Weight]], ranks: int, parts: in
 
 
 @pytest.mark.parametrize(
-    "strategy", ["{use: hybrid}", "{use: hybrid, pipeline: 2}", "{use: hybrid, sharding: 2}"]
+    "strategy",
+    [
+        "{use: hybrid}",
+        "{use: hybrid, pipeline: 2}",
+        # The ranks that read are as many as along data.
+        pytest.param("{use: hybrid, sharding: 2}", marks=pytest.mark.long),
+    ],
 )
 def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
     recipe = read_recipe(GPT, [f"strategy={strategy}", "train.batch=6", "train.micro_batches=1"])
