@@ -152,7 +152,7 @@ def train_without_output(folder: str) -> int:
     """In a rank: how many steps a trainer does in a process as `python own.py <&- >&-` is."""
     os.close(0)
     os.close(1)
-    sys.stdin = sys.stdout = None  # type: ignore[assignment]
+    sys.stdin = sys.stdout = None
     data = [(np.full([4], i % 2, "float32"), i % 2) for i in range(64)]
     loss = paddle.nn.CrossEntropyLoss(reduction="none")
     trainer = Trainer.of(
