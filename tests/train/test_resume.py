@@ -40,12 +40,18 @@ def killed(recipe: Path, out: Path) -> int:
 
 
 def train_until_killed(recipe: str, out: str) -> None:
+    """In a rank: rank 0 ends both, before either can miss the other."""
+
     def kill() -> None:
         while not list(Path(out).glob("checkpoints/step-*10")):
             time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGKILL)
+        for other in (1, 0):
+            os.kill(int(Path(f"{out}.{other}").read_text()), signal.SIGKILL)
 
-    threading.Thread(target=kill, daemon=True).start()
+    rank = os.environ["PADDLE_TRAINER_ID"]
+    Path(f"{out}.{rank}").write_text(str(os.getpid()))
+    if rank == "0":
+        threading.Thread(target=kill, daemon=True).start()
     do("train", recipe, [f"output_dir={out}"], {})
 
 
