@@ -34,6 +34,8 @@ train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, dropout: {dropou
 callbacks: []
 """
 SHORT = "5 steps"  # an epoch with its short last batch, and the first step of the next
+# The same of a model of two blocks in three steps: an epoch of 8 and 6 samples, and the first step of the next.
+QUICK: dict[str, Any] = {"until": "3 steps", "more": ("model.depth=2", "dataset.samples=14")}
 # Of two ranks, one for each axis and stage that learns in its own way.
 LAYOUTS = {
     "data": "{use: data_parallel}",

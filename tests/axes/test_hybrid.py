@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.parity import SHORT, assert_same, train, truth
+from tests.parity import QUICK, SHORT, assert_same, train, train_each, truth
 from tests.ranks import run_ranks
 
 LAYOUTS = [
@@ -18,17 +18,18 @@ LAYOUTS = [
 SWITCHED = "llama, bias: qkv, qk_norm: true, head_width: 10"
 
 
-@pytest.mark.parametrize("axis", ["tensor: 2", "pipeline: 2", "tensor: 2, sequence_parallel: true"])
-def test_switches_of_llama_are_one_process(tmp_path, axis):
+def test_switches_of_llama_are_one_process(tmp_path):
     """A norm of heads is whole on each tensor rank, which sees its own heads only: the gradients are summed."""
-    many = run_ranks(train, 2, str(tmp_path), f"{{use: hybrid, {axis}}}", SHORT, model=SWITCHED)
-    assert_same(many, truth(SHORT, model=SWITCHED))
+    axes = ("tensor: 2", "pipeline: 2", "tensor: 2, sequence_parallel: true")
+    strategies = [f"{{use: hybrid, {each}}}" for each in axes]
+    for many in zip(*run_ranks(train_each, 2, str(tmp_path), strategies, model=SWITCHED, **QUICK), strict=True):
+        assert_same(many, truth(model=SWITCHED, **QUICK))
 
 
 def test_tensor_beside_data_is_one_process(tmp_path):
     """The others are in test_pipeline.py and, with their checkpoints, in test_sharding.py."""
     ranks, strategy = LAYOUTS[2]
-    assert_same(run_ranks(train, ranks, str(tmp_path), strategy, SHORT), truth(SHORT))
+    assert_same(run_ranks(train, ranks, str(tmp_path), strategy, **QUICK), truth(**QUICK))
 
 
 @pytest.mark.long
