@@ -17,7 +17,7 @@ from paddle_dp.part import read_part
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
 from tests.house.learners import numbers_of, stored_weights, task_of
-from tests.parity import SHORT, assert_same, train, train_each, truth, weights
+from tests.parity import QUICK, SHORT, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
 
@@ -32,9 +32,9 @@ def stages(axes, of=(1, 2, 3)):
 
 
 def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
-    """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
-    for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2"), until=SHORT), start=1):
-        assert_same(many, truth(SHORT))
+    """A last batch of 6, in two micro-batches of 3, shared unequally."""
+    for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2"), **QUICK), start=1):
+        assert_same(many, truth(**QUICK))
         sizes = many[0]["sizes"]
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
@@ -100,16 +100,23 @@ def test_a_checkpoint_goes_on_in_other_layouts(tmp_path):
     """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process; and merged,
     to plain Paddle."""
     chain = [
-        (4, "{use: hybrid, data: 2, sharding: 2, sharding_stage: 3}", "3 steps"),
-        (4, "{use: hybrid, pipeline: 2, sharding: 2, sharding_stage: 2}", "4 steps"),
-        (1, "{use: single}", SHORT),
+        ("{use: hybrid, tensor: 2, pipeline: 2}", "1 step"),
+        ("{use: hybrid, data: 2, sharding: 2, sharding_stage: 3}", "3 steps"),
+        ("{use: hybrid, pipeline: 2, sharding: 2, sharding_stage: 2}", "4 steps"),
     ]
-    first = run_ranks(train, 4, str(tmp_path), "{use: hybrid, tensor: 2, pipeline: 2}", "2 steps")[0]
+    first, *more = run_ranks(train_on, 4, str(tmp_path), chain, more=QUICK["more"])[0]
     check_merged(first["saved"], first["held_out"]["loss"], tmp_path / "model.safetensors")
-    rows = first["rows"]
-    for ranks, strategy, until in chain:
-        rows += run_ranks(train, ranks, str(tmp_path), strategy, until, resume=True)[0]["rows"]
-    np.testing.assert_allclose(rows, truth(SHORT)["rows"], rtol=1e-5)
+    more += run_ranks(train, 1, str(tmp_path), "{use: single}", SHORT, resume=True, more=QUICK["more"])
+    rows = [row for found in (first, *more) for row in found["rows"]]
+    np.testing.assert_allclose(rows, truth(SHORT, more=QUICK["more"])["rows"], rtol=1e-5)
+
+
+def train_on(folder, chain, **how):
+    """In every rank: trains in each layout, on from what the one before has saved."""
+    return [
+        train(folder, strategy, until, resume=number > 0, **how)
+        for number, (strategy, until) in enumerate(chain)
+    ]
 
 
 def check_merged(checkpoint, held_out, path):
@@ -119,12 +126,12 @@ def check_merged(checkpoint, held_out, path):
     from models.gpt import Config
 
     merge(checkpoint, path)
-    model = Config(vocab=32, width=32, depth=4, heads=4, length=16).build()
+    model = Config(vocab=32, width=32, depth=2, heads=4, length=16).build()
     missing, unexpected = model.set_state_dict(load_file(path))
     assert not missing
     assert not unexpected
     model.eval()
-    texts = Tokens(vocab=32, length=16, samples=30, test_samples=10).build("test")
+    texts = Tokens(vocab=32, length=16, samples=14, test_samples=10).build("test")
     inputs, targets = (paddle.to_tensor(part) for part in texts.take(np.arange(10)))
     with paddle.no_grad():
         scores = model(inputs)
