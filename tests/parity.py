@@ -52,14 +52,14 @@ def train(
     folder: str,
     strategy: str,
     until: str = "10 steps",
-    resume: bool = False,
+    resume: bool | str = False,
     model: str = "gpt",
     optimizer: str = ADAMW,
     dropout: str = "exact",
     more: Sequence[str] = (),
 ) -> Found:
-    """In every rank: trains, from the newest checkpoint in `folder` if asked to, evaluates, and saves there. `more`:
-    further settings, as on the command line.
+    """In every rank: trains, from the newest checkpoint in `folder` or the named one if asked to, evaluates, and saves
+    there. `more`: further settings, as on the command line.
 
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
@@ -90,6 +90,11 @@ def train(
 def train_each(folder: str, strategies: Sequence[str], **how: Any) -> list[Found]:
     """`train` with each of the strategies, one after the other in the same processes (fleet keeps its degrees)."""
     return [train(f"{folder}/{number}", strategy, **how) for number, strategy in enumerate(strategies)]
+
+
+def train_cases(folder: str, cases: dict[str, dict[str, Any]]) -> dict[str, Found]:
+    """`train` with each case's arguments, one after the other in the same processes."""
+    return {name: train(f"{folder}/{name}", **case) for name, case in cases.items()}
 
 
 @cache
