@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paddle_dp import optimizers
+from tests import parity
 from tests.parity import LAYOUTS, SHORT, assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
@@ -18,7 +19,7 @@ OPTIMIZERS = {
     "lion": f"{{use: lion, clip: 0.5, {_FROZEN}}}",
     "lars": "{use: lars, clip: 0.5, trust: 0.1}",
     "adafactor": f"{{use: adafactor, clip: 0.5, weight_decay: 0.1, {_FROZEN}}}",
-    "muon": f"{{use: muon, clip: 0.5, adamw: [blocks.5.out], scale: match_rms, adamw_lr_scale: 1.0, {_FROZEN}}}",
+    "muon": f"{{use: muon, clip: 0.5, adamw: [blocks.3.out], scale: match_rms, adamw_lr_scale: 1.0, {_FROZEN}}}",
 }  # fmt: skip
 
 
@@ -31,51 +32,63 @@ def test_every_optimizer_of_the_shelf_is_tried_in_every_layout() -> None:
     assert {file.stem for file in shelf} == {*OPTIMIZERS, *ELSEWHERE}, "a new one needs a row in OPTIMIZERS"
 
 
+# Muon has the most to place: matrices, marks of the whole model, and AdamW's states.
+QUICK = [pytest.param(use, marks=[] if use == "muon" else [pytest.mark.long]) for use in OPTIMIZERS]
+MORE = parity.QUICK["more"]
+
+
 def layouts(use: str) -> list[str]:
+    """Stages 1 and 2 update alike, data parallelism as one process does; muon's resume below trains in stages."""
+    if use == "muon":
+        return [LAYOUTS["sharding 2"], LAYOUTS["sharding 3"]]
     return [strategy for name, strategy in LAYOUTS.items() if use == "lion" or name != "tensor"]
 
 
-# Muon has the most to place: matrices, marks of the whole model, and AdamW's states.
-QUICK = [pytest.param(use, marks=[] if use == "muon" else [pytest.mark.long]) for use in OPTIMIZERS]
+def assert_one_process(use: str, ranks: int, folder: Any, strategies: list[str], **how: Any) -> None:
+    how["optimizer"] = OPTIMIZERS[use]
+    for many in zip(*run_ranks(train_each, ranks, str(folder), strategies, timeout=300, **how), strict=True):
+        assert_same(many, truth(**how))
 
 
 @pytest.mark.parametrize("use", QUICK)
-def test_every_layout_of_two_ranks_is_one_process(use: str, tmp_path: Any) -> None:
-    optimizer = OPTIMIZERS[use]
-    ranks = run_ranks(
-        train_each, 2, str(tmp_path), layouts(use), optimizer=optimizer, until=SHORT, timeout=300
-    )
-    for many in zip(*ranks, strict=True):
-        assert_same(many, truth(SHORT, optimizer=optimizer))
+def test_layouts_of_two_ranks_are_one_process(use: str, tmp_path: Any) -> None:
+    assert_one_process(use, 2, tmp_path, layouts(use), until=SHORT, more=MORE)
+
+
+@pytest.mark.long
+def test_muon_in_other_layouts_of_two_ranks_is_one_process(tmp_path: Any) -> None:
+    strategies = [LAYOUTS[name] for name in ("data", "sharding 1", "pipeline")]
+    assert_one_process("muon", 2, tmp_path, strategies, until=SHORT, more=MORE)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("use", OPTIMIZERS)
 def test_three_ranks_are_one_process(use: str, tmp_path: Any) -> None:
-    optimizer = OPTIMIZERS[use]
     strategies = [LAYOUTS["data"], "{use: hybrid, sharding: 3, sharding_stage: 3}"]
-    ranks = run_ranks(train_each, 3, str(tmp_path), strategies, optimizer=optimizer, timeout=300)
-    for many in zip(*ranks, strict=True):
-        assert_same(many, truth(optimizer=optimizer))
+    assert_one_process(use, 3, tmp_path, strategies, more=MORE)
 
 
 @pytest.mark.parametrize("use", QUICK)
-def test_it_goes_on_in_another_layout(use: str, tmp_path: Any) -> None:
+def test_it_goes_on_bit_for_bit_and_in_another_layout(use: str, tmp_path: Any) -> None:
+    """From one process to one, and to two stages."""
+    how: dict[str, Any] = {"optimizer": OPTIMIZERS[use], "more": MORE}
+    one, whole = "{use: single}", truth(SHORT, **how)
+    (begun,) = run_ranks(train, 1, str(tmp_path), one, "3 steps", **how)
+    how["resume"] = begun["saved"]
+    (resumed,) = run_ranks(train, 1, str(tmp_path / "one"), one, SHORT, **how)
+    assert resumed["rows"] == whole["rows"][3:]
+    assert_same_weights(resumed["saved"], whole["saved"])
+    many = run_ranks(train, 2, str(tmp_path / "two"), LAYOUTS["pipeline"], SHORT, **how)
+    assert_same(many, whole | {"rows": whole["rows"][3:]})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("use", OPTIMIZERS)
+def test_it_goes_on_from_sharded_states(use: str, tmp_path: Any) -> None:
     """From two ranks with sharded states to one process, and from there to two stages."""
-    optimizer = OPTIMIZERS[use]
-    how = {"optimizer": optimizer, "timeout": 300}
+    how: dict[str, Any] = {"optimizer": OPTIMIZERS[use], "more": MORE}
     run_ranks(train, 2, str(tmp_path), LAYOUTS["sharding 2"], "3 steps", **how)
     run_ranks(train, 1, str(tmp_path), "{use: single}", SHORT, True, **how)
     many = run_ranks(train, 2, str(tmp_path), LAYOUTS["pipeline"], "10 steps", True, **how)
-    whole = truth(optimizer=optimizer)
+    whole = truth(**how)
     assert_same(many, whole | {"rows": whole["rows"][5:]})
-
-
-@pytest.mark.parametrize("use", QUICK)
-def test_a_resumed_run_has_the_bits_of_one_without_a_stop(use: str, tmp_path: Any) -> None:
-    how = {"optimizer": OPTIMIZERS[use], "timeout": 300}
-    run_ranks(train, 1, str(tmp_path), "{use: single}", "3 steps", **how)
-    (resumed,) = run_ranks(train, 1, str(tmp_path), "{use: single}", "10 steps", True, **how)
-    whole = truth(optimizer=OPTIMIZERS[use])
-    assert resumed["rows"] == whole["rows"][3:]
-    assert_same_weights(resumed["saved"], whole["saved"])
