@@ -22,7 +22,9 @@ def test_switches_of_llama_are_one_process(tmp_path):
     """A norm of heads is whole on each tensor rank, which sees its own heads only: the gradients are summed."""
     axes = ("tensor: 2", "pipeline: 2", "tensor: 2, sequence_parallel: true")
     strategies = [f"{{use: hybrid, {each}}}" for each in axes]
-    for many in zip(*run_ranks(train_each, 2, str(tmp_path), strategies, model=SWITCHED, **QUICK), strict=True):
+    for many in zip(
+        *run_ranks(train_each, 2, str(tmp_path), strategies, model=SWITCHED, **QUICK), strict=True
+    ):
         assert_same(many, truth(model=SWITCHED, **QUICK))
 
 
