@@ -102,26 +102,26 @@ def test_cut_classes_give_what_whole_ones_give(ranks):
 RECIPES = {
     "classifier": """
 model: {use: large_classifier, inputs: 6, hidden: [16], width: 8, classes: 24, cosines: true}
-dataset: {use: random_identities, features: 6, classes: 24, seen: 12, samples: 30, test_samples: 10}
+dataset: {use: random_identities, features: 6, classes: 24, seen: 12, samples: 14, test_samples: 10}
 loss: {use: margin_softmax, angle: 0.3, scale: 10, label_smoothing: 0.1}
 optimizer: {use: adamw, clip: 0.5}
 """,
     "gpt": """
 model: {use: gpt, vocab: 32, width: 32, depth: 2, heads: 4, length: 16, tied: %s}
-dataset: {use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}
+dataset: {use: random_tokens, vocab: 32, length: 16, samples: 14, test_samples: 10}
 loss: {use: cross_entropy, ignore_index: 7, label_smoothing: 0.1}
 optimizer: {use: adamw, clip: 0.5}
 """,
     "vit": """
 model: {use: vit, image: 8, patch: 4, channels: 1, classes: 10, width: 16, depth: 1, heads: 2}
-dataset: {use: random_images, shape: [1, 8, 8], classes: 10, samples: 30, test_samples: 10}
+dataset: {use: random_images, shape: [1, 8, 8], classes: 10, samples: 14, test_samples: 10}
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 0.5}
 """,
 }
 REST = """
 strategy: {strategy}
-train: {{length: 6 steps, batch: 8, micro_batches: 2, seed: 3}}
+train: {{length: 3 steps, batch: 8, micro_batches: 2, seed: 3}}
 callbacks: []
 """
 
