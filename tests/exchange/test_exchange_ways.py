@@ -12,7 +12,17 @@ from paddle_dp.part import read_part
 from paddle_dp.proof.verify import verify
 from paddle_dp.recipe import read_recipe
 from tests.house.training import build_trainer, kill_after
-from tests.parity import ADAMW, RECIPE, assert_same, assert_same_weights, train, train_each, truth, weights
+from tests.parity import (
+    ADAMW,
+    QUICK,
+    RECIPE,
+    assert_same,
+    assert_same_weights,
+    train,
+    train_each,
+    truth,
+    weights,
+)  # fmt: skip
 from tests.ranks import run_ranks
 
 DIGITS = Path(__file__).parents[2] / "configs/digits_mlp.yaml"
@@ -27,16 +37,16 @@ COMPRESSED = ["bfloat16", "float16", "power_sgd rank 2 after 2 steps"]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategies"),
+    ("ranks", "strategies", "how"),
     [
-        (2, WHOLE[1:2]),
-        pytest.param(2, WHOLE, marks=pytest.mark.long),
-        pytest.param(3, WHOLE, marks=pytest.mark.long),
+        (2, WHOLE[1:2], QUICK),
+        pytest.param(2, WHOLE, {}, marks=pytest.mark.long),
+        pytest.param(3, WHOLE, {}, marks=pytest.mark.long),
     ],
 )
-def test_each_way_is_one_process(ranks, strategies, tmp_path):
-    for many in zip(*run_ranks(train_each, ranks, str(tmp_path), strategies), strict=True):
-        assert_same(many, truth())
+def test_each_way_is_one_process(ranks, strategies, how, tmp_path):
+    for many in zip(*run_ranks(train_each, ranks, str(tmp_path), strategies, **how), strict=True):
+        assert_same(many, truth(**how))
 
 
 @pytest.mark.long
