@@ -22,7 +22,7 @@ loss: {{use: cross_entropy}}
 optimizer: {optimizer}
 schedule: {{use: cosine, learning_rate: 3.0e-2, warmup: 2 steps}}
 strategy: {strategy}
-train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3}}
+train: {{length: 6 steps, batch: 8, micro_batches: 2, seed: 3}}
 callbacks: []
 """
 ADAMW, MOMENTUM = "{use: adamw, clip: 0.5}", "{use: momentum, clip: 0.5, weight_decay: 0.01}"
@@ -34,7 +34,7 @@ def strategy(servers: int, pulls: str) -> str:
 
 
 def train(folder: str, strategies: list[str], optimizer: str, model: str = "Lookup") -> list[Found]:
-    """Trains under each strategy, evaluates after step 5 and at the end, and saves."""
+    """Trains under each strategy, evaluates after step 3 and at the end, and saves."""
     from paddle_dp import checkpoint
     from paddle_dp.mesh.transport import traffic
     from paddle_dp.train import Callback
@@ -54,9 +54,9 @@ def train(folder: str, strategies: list[str], optimizer: str, model: str = "Look
         trainer.add(Diary())
         results.append({"rows": []})
         marks: list[float] = []
-        trainer.fit("5 steps")
+        trainer.fit("3 steps")
         middle = trainer.evaluate().numbers
-        trainer.fit("10 steps")
+        trainer.fit("6 steps")
         last, folder_of_last = trainer.evaluate().numbers, Path(folder) / str(number) / "checkpoints"
         saved = checkpoint.save(trainer.snapshot(), folder_of_last, trainer.mesh)
         sent = min(after - before for before, after in itertools.pairwise(marks))  # of a step without a check
@@ -64,30 +64,46 @@ def train(folder: str, strategies: list[str], optimizer: str, model: str = "Look
     return results
 
 
-def assert_equal(folder: Path, ranks: int, servers: int, optimizer: str) -> list[tuple[Found, Found]]:
-    """Trains with whole tables and by rows. Returns the results of each rank."""
-    both = [strategy(servers, "all"), strategy(servers, "rows")]
-    results = run_ranks(train, ranks, str(folder), both, optimizer, timeout=300)
-    (one,) = run_ranks(train, 1, str(folder / "one"), ["{use: single}"], optimizer, timeout=300)[0]
+def both(servers: int) -> list[str]:
+    """With whole tables, and by rows."""
+    return [strategy(servers, "all"), strategy(servers, "rows")]
+
+
+def assert_equal(results: list[list[Found]], folder: Path, optimizer: str) -> None:
+    """Asserts that each rank has learned the same bits with whole tables and by rows, and what one process learns."""
+    (one,) = run_ranks(train, 1, str(folder), ["{use: single}"], optimizer, timeout=300)[0]
     for whole, by_rows in results:
         assert whole["rows"] == by_rows["rows"] and whole["held_out"] == by_rows["held_out"]
         np.testing.assert_allclose(by_rows["rows"], one["rows"], rtol=1e-5)
     expected, saved = (each["saved"] for each in results[0])
     assert_same_weights(saved, expected)
     assert_same_weights(saved, one["saved"], 2e-5)
-    return [tuple(result) for result in results]
 
 
-def test_rows_give_the_bits_of_whole_tables_for_fewer_bytes(tmp_path: Path) -> None:
+def train_and_watch(folder: str) -> dict[str, Any]:
+    """What the tests below ask of three ranks."""
+    return {
+        "lookup": train(f"{folder}/lookup", both(1), ADAMW),
+        "nearest": train(f"{folder}/nearest", both(1), MOMENTUM, "Nearest"),
+        "watched": watch(f"{folder}/watched"),
+    }
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(train_and_watch, 3, str(tmp_path_factory.mktemp("three")), timeout=300)
+
+
+def test_rows_give_the_bits_of_whole_tables_for_fewer_bytes(tmp_path: Path, three: list[Any]) -> None:
     """AdamW, which moves rows without a gradient; its decay, a clip, unequal shares, micro-batches, averages."""
-    results = assert_equal(tmp_path, 3, 1, ADAMW)
+    results = [rank["lookup"] for rank in three]
+    assert_equal(results, tmp_path, ADAMW)
     for whole, by_rows in results:
         assert by_rows["sent"] < 0.6 * whole["sent"]  # one of three tables is whole in both
 
 
-def test_a_forward_that_reads_the_whole_table_has_fresh_rows(tmp_path: Path) -> None:
-    both = [strategy(1, "all"), strategy(1, "rows")]
-    for whole, by_rows in run_ranks(train, 3, str(tmp_path), both, MOMENTUM, "Nearest", timeout=300):
+def test_a_forward_that_reads_the_whole_table_has_fresh_rows(three: list[Any]) -> None:
+    for whole, by_rows in (rank["nearest"] for rank in three):
         assert whole["rows"] == by_rows["rows"] and whole["held_out"] == by_rows["held_out"]
 
 
@@ -98,7 +114,8 @@ def test_a_forward_that_reads_the_whole_table_has_fresh_rows(tmp_path: Path) -> 
 def test_rows_give_the_bits_of_whole_tables_in_other_layouts(
     tmp_path: Path, ranks: int, servers: int, optimizer: str
 ) -> None:
-    assert_equal(tmp_path, ranks, servers, optimizer)
+    results = run_ranks(train, ranks, str(tmp_path / "many"), both(servers), optimizer, timeout=300)
+    assert_equal(results, tmp_path / "one", optimizer)
 
 
 @pytest.mark.long
@@ -134,8 +151,8 @@ def watch(folder: str) -> Found:
     return result
 
 
-def test_old_rows_are_nan_until_they_are_pulled(tmp_path: Path) -> None:
-    server, *workers = run_ranks(watch, 3, str(tmp_path), timeout=300)
+def test_old_rows_are_nan_until_they_are_pulled(three: list[Any]) -> None:
+    server, *workers = (rank["watched"] for rank in three)
     assert server["old"] == 0 and [worker["old"] for worker in workers] == [200, 200]
     assert all(worker["after"] == server["after"] for worker in workers)
 
