@@ -113,10 +113,10 @@ def test_every_step_is_data_parallel_and_a_warm_up_is_it_to_the_bit(tmp_path):
     """25 samples in two micro-batches are no equal shares."""
     data, every, warm, warm_data = run(
         tmp_path, 2,
-        {"words": [DATA], "until": "12 steps"},
-        {"words": [local("every: 1 step")], "until": "12 steps"},
-        {"words": [local("every: 5 steps", "warmup: 6 steps"), *ADAMW], "until": "6 steps"},
-        {"words": [DATA, *ADAMW], "until": "6 steps"},
+        {"words": [DATA], "until": "5 steps"},
+        {"words": [local("every: 1 step")], "until": "5 steps"},
+        {"words": [local("every: 2 steps", "warmup: 3 steps"), *ADAMW], "until": "3 steps"},
+        {"words": [DATA, *ADAMW], "until": "3 steps"},
     )  # fmt: skip
     assert_near(every, data)
     assert_equal(warm, warm_data)

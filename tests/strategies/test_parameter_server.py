@@ -17,7 +17,7 @@ from paddle_dp.plan.layout import Weight, rank_memories
 from paddle_dp.plan.memory import Widths
 from paddle_dp.strategies.parameter_server import ServerLayout
 from paddle_dp.strategies.parameter_server.served import ServedPlacement
-from tests.parity import assert_same, assert_same_weights, train, train_each, truth
+from tests.parity import QUICK, assert_same, assert_same_weights, train, train_each, truth
 from tests.ranks import run_ranks
 
 TWO_AND_TWO = Degrees(data=2, servers=2)
@@ -78,13 +78,18 @@ def test_ranks_without_a_worker_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("servers", "workers"),
-    [(1, 2), *(pytest.param(s, w, marks=pytest.mark.long) for s, w in ((1, 1), (1, 3), (2, 1), (2, 2)))],
+    ("servers", "workers", "how"),
+    [
+        (1, 2, QUICK),
+        *(pytest.param(s, w, {}, marks=pytest.mark.long) for s, w in ((1, 1), (1, 3), (2, 1), (2, 2))),
+    ],
 )
-def test_it_learns_what_one_process_learns(tmp_path: Path, servers: int, workers: int) -> None:
+def test_it_learns_what_one_process_learns(
+    tmp_path: Path, servers: int, workers: int, how: dict[str, Any]
+) -> None:
     """Unequal shares, two micro-batches, AdamW, its decay, a clip by the norm over all servers."""
-    many = run_ranks(train, servers + workers, str(tmp_path), strategy(servers))
-    assert_same(many, truth())
+    many = run_ranks(train, servers + workers, str(tmp_path), strategy(servers), **how)
+    assert_same(many, truth(**how))
     assert [found["memory"]["optimizer"] > 0 for found in many] == [True] * servers + [False] * workers
     assert sum(found["memory"]["parameters"] for found in many[:servers]) == many[-1]["memory"]["parameters"]
 
