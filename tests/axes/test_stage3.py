@@ -98,9 +98,23 @@ def steps(prefetch: int) -> dict[str, Any]:
     }
 
 
+def all_steps() -> dict[str, Any]:
+    """In a rank: all that the tests of two ranks ask, by whether parameters are frozen and what travels ahead."""
+    return {
+        f"{name} {prefetch}": function(prefetch)
+        for name, function in (("learning", steps), ("frozen", frozen_steps))
+        for prefetch in (0, 1)
+    }
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return run_ranks(all_steps, 2)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always(prefetch: int) -> None:
-    ranks = run_ranks(steps, 2, prefetch)
+def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always(two: Any, prefetch: int) -> None:
+    ranks = [rank[f"learning {prefetch}"] for rank in two]
     layer = 4 * (WIDTH * WIDTH + WIDTH)
     for found in ranks:
         mine = found["owner"]
@@ -158,8 +172,10 @@ def frozen_steps(prefetch: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_frozen_weights_are_sharded_and_freed_where_backward_is_done_with_them(prefetch: int) -> None:
-    ranks = run_ranks(frozen_steps, 2, prefetch)
+def test_frozen_weights_are_sharded_and_freed_where_backward_is_done_with_them(
+    two: Any, prefetch: int
+) -> None:
+    ranks = [rank[f"frozen {prefetch}"] for rank in two]
     whole = chain(LAYERS, LEARNS)
     for rank in range(2):
         whole(inputs(rank)).sum().backward()
@@ -203,11 +219,12 @@ class Outside(nn.Layer):
         return self.inner(x) + self.teacher(x)
 
 
-def updated(kind: str, stage: int) -> None:
-    """In a rank: an update of that model."""
-    paddle.seed(0)
-    model = Empty() if kind == "empty" else Outside()
-    step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))
+def updated(kinds: list[str], stage: int) -> None:
+    """In a rank: an update of each model."""
+    for kind in kinds:
+        paddle.seed(0)
+        model = Empty() if kind == "empty" else Outside()
+        step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))
 
 
 @pytest.mark.parametrize(
@@ -220,11 +237,14 @@ def updated(kind: str, stage: int) -> None:
         ),
     ],
 )
-def test_what_cannot_be_lent_is_refused_with_its_reason_and_trains_in_stage_2(kind: str, said: str) -> None:
+def test_what_cannot_be_lent_is_refused_with_its_reason(kind: str, said: str) -> None:
     """ "Tensor holds no memory", said Paddle of both."""
     with pytest.raises(AssertionError, match=said):
-        run_ranks(updated, 2, kind, 3)
-    assert run_ranks(updated, 2, kind, 2) == [None, None]
+        run_ranks(updated, 2, [kind], 3)
+
+
+def test_what_cannot_be_lent_trains_in_stage_2() -> None:
+    assert run_ranks(updated, 2, ["empty", "outside"], 2) == [None, None]
 
 
 def learned(layers: int, ahead: int) -> PrefetchTrace:
