@@ -144,7 +144,7 @@ def test_batches_are_the_same_on_any_ranks_and_workers_and_from_the_middle(texts
     whole = batches(0, 1)
     expected = np.stack(windows(data, 5, 1), 1)[sampler.order(1)]
     np.testing.assert_array_equal(np.concatenate(whole), expected)
-    for ranks in (2, 3):
+    for ranks in (2,) if workers else (2, 3):
         parts = [batches(rank, ranks) for rank in range(ranks)]
         for k, batch in enumerate(whole):
             np.testing.assert_array_equal(np.concatenate([part[k] for part in parts]), batch)

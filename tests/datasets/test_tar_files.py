@@ -70,8 +70,7 @@ def batches(data: Any, **settings: Any) -> list[list[np.ndarray]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("label", ["cls", "json.a.label"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("label", "workers"), [("cls", 2), ("json.a.label", 0)])
 def test_samples_are_those_of_the_files_with_every_augmentation(root: Path, label: str, workers: int) -> None:
     how = {"augment": "rand", "erase": 0.5, "jitter": 0.2}
     files = ImageList(path=str(root), size=SIZE, resize=20, **how)  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 import gzip
 import math
 import os
-import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from paddle_dp.data import Sampler
+from paddle_dp.datasets import _windows
 from paddle_dp.datasets.text_files import Config
 from paddle_dp.errors import DataError, InstallError, UsageError
 from paddle_dp.units import Bytes
+from tests.ranks import run_ranks
 
 
 @pytest.fixture
@@ -139,30 +141,25 @@ def test_the_default_cache_is_the_users(texts, monkeypatch, tmp_path):
     assert len(list((tmp_path / "home/paddle_dp").glob("*.npy"))) == 1
 
 
-COUNTED = """
-import sys, time
-from paddle_dp.datasets import _windows, text_files
-encode = _windows._encode
-def slowly(*arguments):
-    print("made", flush=True)
-    time.sleep(1)
-    return encode(*arguments)
-_windows._encode = slowly
-data = text_files.Config(path=sys.argv[1], cache=sys.argv[2], length=8).build("train")
-print(sum(data.tokens.tolist()), len(data))
-"""
+def counted(path, cache):
+    """In a process: how often it makes tokens, which takes a while; their sum, and the number of windows."""
+    made, encode = [], _windows._encode
+
+    def slowly(*arguments):
+        made.append(1)
+        time.sleep(0.5)
+        return encode(*arguments)
+
+    _windows._encode = slowly
+    data = Config(path=path, cache=cache, length=8).build("train")
+    return len(made), sum(data.tokens.tolist()), len(data)
 
 
 def test_processes_that_start_together_make_the_tokens_once(texts, tmp_path):
-    where = [str(tmp_path / "texts"), str(tmp_path / "cache")]
-    started = [
-        subprocess.Popen([sys.executable, "-c", COUNTED, *where], stdout=subprocess.PIPE, text=True)
-        for _ in range(5)
-    ]
-    said = "".join(process.communicate(timeout=60)[0] for process in started).splitlines()
-    assert said.count("made") == 1
+    found = run_ranks(counted, 4, str(tmp_path / "texts"), str(tmp_path / "cache"))
     data = texts().build("train")
-    assert [line for line in said if line != "made"] == [f"{sum(data.tokens.tolist())} {len(data)}"] * 5
+    assert sum(made for made, *_ in found) == 1
+    assert [told for _, *told in found] == [[sum(data.tokens.tolist()), len(data)]] * 4
 
 
 def test_a_tokenizer_json_is_read(texts, tmp_path):
