@@ -110,18 +110,35 @@ def place(cases, compared=False):
     return said
 
 
-def test_a_fused_projection_by_parts_is_not_cut_by_heads():
+def answers(fused, infinite, shapes):
+    """In a rank: what the tests below ask of two."""
+    return {
+        "fused": place(fused),
+        "infinite": place(infinite),
+        "shapes": [place(shapes, compared) for compared in (False, True)],
+        "untried": untried(["model.calls"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def two():
+    fused = ["heads beside each other", "parts beside each other"]
+    infinite = ["heads, an infinite output", "parts, an infinite output"]
+    return run_ranks(answers, 2, fused, infinite, list(SAID))
+
+
+def test_a_fused_projection_by_parts_is_not_cut_by_heads(two):
     """Such a run trained another model, and said that it was one process's."""
-    for good, bad in run_ranks(place, 2, ["heads beside each other", "parts beside each other"]):
+    for good, bad in (rank["fused"] for rank in two):
         assert good == ""
         assert bad.startswith(
             "strategy.tensor: cut by its `cuts` and `attention_methods`, Fused computes something else"
         )
 
 
-def test_an_infinite_output_hides_no_others():
+def test_an_infinite_output_hides_no_others(two):
     """Of a masked vocabulary: every difference is below a share of infinity."""
-    for good, bad in run_ranks(place, 2, ["heads, an infinite output", "parts, an infinite output"]):
+    for good, bad in (rank["infinite"] for rank in two):
         assert good == ""
         assert "Fused computes something else: its outputs differ by up to" in bad
 
@@ -146,10 +163,10 @@ SAID = {
 }
 
 
-def test_a_slice_of_the_wrong_shape_is_explained_with_both_layers_and_what_to_change():
+def test_a_slice_of_the_wrong_shape_is_explained_with_both_layers_and_what_to_change(two):
     """It was a matrix product whose shapes do not fit; and of cut scores verify said that a side did not run."""
-    for compared in (False, True):
-        for said in run_ranks(place, 2, list(SAID), compared):
+    for rank in two:
+        for said in rank["shapes"]:
             for case, sentence in zip(SAID, said, strict=True):
                 if not SAID[case]:
                     assert sentence == ""
@@ -169,9 +186,9 @@ def test_a_failure_on_another_axis_is_not_blamed_on_the_cuts():
             check.check(model, "strategy.sequence", [])
 
 
-def test_a_comparison_that_is_left_out_is_named():
+def test_a_comparison_that_is_left_out_is_named(two):
     """A model whose forward changes an attribute was not compared, and nobody knew."""
-    for unknown in run_ranks(untried, 2, ["model.calls"]):
+    for unknown in (rank["untried"] for rank in two):
         assert [text.partition(",")[0] for text in unknown] == [
             "whether Fused gives the same outputs whole and cut: each forward changes model.calls"
         ]
