@@ -86,19 +86,19 @@ class Connections:
             self.check()
             addresses = _GLOO_ADDRESS.findall(str(error))
             refused = {_address(host, socket.ntohs(int(port))) for host, port in addresses}
-            for (local, remote), user in _users().items():
-                if remote in refused and user not in (0, os.geteuid()):
+            for (local, remote), user in _strangers().items():
+                if remote in refused:
                     raise _come_between(user, remote[1], local[1]) from error
             raise
 
     def check(self) -> None:
         """Raises JobError if a connection made since this object was created leads to another user's process, which
         would read gradients. Users of other machines cannot be identified."""
-        users = _users()
-        for end in sockets():
+        strangers = _strangers()
+        for end in sockets() if strangers else ():
             ends = None if _inode(end) in self._before else _ends(end)
-            user = users.get(ends) if ends else None
-            if user in (None, 0, os.geteuid()):
+            user = strangers.get(ends) if ends else None
+            if user is None:
                 continue
             if self.port and end.getsockname()[1] == self.port:
                 end.shutdown(socket.SHUT_RDWR)
@@ -160,14 +160,14 @@ Address = tuple[object, int]
 """An IP address, version 4 where a socket of version 6 carries one, and the port."""
 
 
-def _users() -> dict[tuple[Address, Address], int]:
-    """Returns the user of each established TCP connection's end on this machine, by its address and its peer's."""
-    users = {}
+def _strangers() -> dict[tuple[Address, Address], int]:
+    """Returns the user, neither root nor this one, of each TCP connection's end, by its address and its peer's."""
+    users, known = {}, ("0", str(os.geteuid()))
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 _, address, peer, state, *_, user = line.split()[:8]
-                if state == ESTABLISHED:
+                if state == ESTABLISHED and user not in known:
                     users[_read_address(address), _read_address(peer)] = int(user)
     return users
 
