@@ -22,7 +22,7 @@ from tests.parity import (
     train_each,
     truth,
     weights,
-)  # fmt: skip
+)
 from tests.ranks import run_ranks
 
 DIGITS = Path(__file__).parents[2] / "configs/digits_mlp.yaml"

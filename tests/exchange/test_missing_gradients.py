@@ -127,9 +127,8 @@ def one() -> dict[tuple[bool, int], Any]:
 def test_what_a_gate_leaves_out_is_one_process(one: Any, ranks: int, layouts: list[Any]) -> None:
     """Also with synchronized BatchNorm between experts: a rank that has none to compute comes to it before the others,
     and waits for those that do."""
-    for case, found in zip(
-        layouts, zip(*run_ranks(learn_each, ranks, layouts, timeout=100), strict=True), strict=True
-    ):
+    by_layout = zip(*run_ranks(learn_each, ranks, layouts, timeout=100), strict=True)
+    for case, found in zip(layouts, by_layout, strict=True):
         norm = case.get("norm", False)
         # Paddle's own BatchNorm has its momentum in float32, so running statistics are off by 1e-8 of a step.
         held_out = 1e-9 if norm else 1e-12
