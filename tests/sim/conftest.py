@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import UNTRIED
 from tests.sim.build import built, why_not
 
 HERE = Path(__file__).parent
@@ -31,5 +32,15 @@ def library() -> Path:
 
 @pytest.fixture(autouse=True)
 def _on_the_device(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a test starts finds the device. The tests' own process has none: its paddle may be loaded already."""
+    """Whatever a test starts finds the device. The tests' own process has none: its paddle may be loaded already.
+
+    Forks do not try their recipes on CPUs, for which each would start a process (but `tried`).
+    """
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
+    monkeypatch.setenv(UNTRIED, "1")
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test they try them."""
+    monkeypatch.delenv(UNTRIED)

@@ -17,7 +17,7 @@ dataset: {use: digits, as_image: true}
 loss: {use: cross_entropy}
 optimizer: {use: momentum}
 schedule: {use: constant, learning_rate: 0.05}
-train: {length: 4 steps, batch: 30, seed: 3, precision: {dtype: bfloat16, level: O2}}
+train: {length: 3 steps, batch: 30, seed: 3, precision: {dtype: bfloat16, level: O2}}
 strategy: {use: data_parallel}
 callbacks: []
 """

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.house.runs import events
+from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 from tests.test_configs import RECIPES, SMALLER, ranks_of, train
 
@@ -56,3 +57,26 @@ def test_a_recipe_learns_on_the_device_what_it_learns_on_the_cpu(
     here = trained(path, tmp_path / "cpu")
     assert here
     np.testing.assert_allclose(there, here, rtol=1e-5)
+
+
+COMPARES = """
+model: {use: mlp}
+dataset: {use: digits}
+loss: {use: tests.checks.test_samplewise.contrastive}
+optimizer: {use: sgd}
+strategy: {use: data_parallel}
+train: {length: 2 steps, batch: 30}
+callbacks: []
+"""
+
+
+def caveats(folder: str) -> list[str]:
+    """In a rank: why a training will differ from one process's, and what is not known of it."""
+    learner = build_trainer(COMPARES, folder).learner
+    return [*learner.differences(), *learner.unknown]
+
+
+@pytest.mark.usefixtures("tried")
+def test_a_recipe_for_devices_is_tried_on_cpus(tmp_path: Path) -> None:
+    for (sentence,) in run_ranks(caveats, 2, str(tmp_path)):
+        assert sentence.startswith("the loss contrastive is ")
