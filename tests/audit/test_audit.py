@@ -1,4 +1,6 @@
-"""The audit of whole scripts, in real processes; what it says is computed again here, by hand, without ranks."""
+"""The audit of whole scripts; what it says is computed again here, by hand, without ranks.
+
+Scripts that fail, hang or are ended run in real processes, the others in forks of the waiting ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import paddle
@@ -17,8 +20,12 @@ import paddle.nn.functional as F
 import pytest
 from paddle.io import DistributedBatchSampler
 
+from paddle_dp.audit import runner
+from paddle_dp.audit.audit import Script, examine
 from paddle_dp.launch.processes import alive, descendants, kill_all
+from paddle_dp.launch.supervisor import Exited
 from tests.house.command_service import command_line
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests/audit/scripts"
@@ -39,8 +46,37 @@ def _takes_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def audit(script, *arguments, options=(), folder):
-    """The report of one audit as (exit status, JSON)."""
+def audit(script, *arguments, folder, steps=3):
+    """The report of one audit as (exit status, JSON). The script's ranks are forks, and may not fail."""
+
+    def run(script, ranks, events, replay=None):
+        events.mkdir()
+        options = {"folder": str(events), "steps": script.steps, "replay": replay}
+        run_ranks(audited, ranks, str(folder), options, [str(script.path), *script.arguments])
+        return Exited()
+
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as scratch:
+        patch.setattr(Script, "run", run)
+        result = examine(Script(script, arguments, steps, patience=60), 2, Path(scratch))
+    return result.exit_status, json.loads(result.as_json())
+
+
+def audited(folder, options, words):
+    """In a rank: what the runner does."""
+    from paddle_dp.audit.events import EventJournal
+    from paddle_dp.mesh.environment import Environment
+
+    here = Environment.read()
+    os.chdir(folder)
+    sys.path.insert(0, os.path.dirname(words[0]))
+    journal = EventJournal(Path(options["folder"]), here.rank)
+    finish = runner.install(journal, options)
+    assert runner.run(words[0], words[1:], journal, finish) == 0
+    runner.wait_for_ranks(journal.folder, here.rank, here.ranks)
+
+
+def audit_command(script, *arguments, options=(), folder):
+    """The same of `paddle-dp audit`."""
     done = command("--json", *options, str(script), *arguments, folder=folder)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -92,7 +128,7 @@ def off(a, b):
 
 
 def test_an_honest_script_is_not_blamed(tmp_path):
-    status, report = audit(SCRIPTS / "honest.py", "--lr", "0.05", options=("--steps", "2"), folder=tmp_path)
+    status, report = audit(SCRIPTS / "honest.py", "--lr", "0.05", steps=2, folder=tmp_path)
     assert (status, report["findings"], report["failure"]) == (0, [], "")
     assert "4 parameters in updates 1, 3" in report["looked_at"]["gradients"]
     assert report["steps"] == 6  # two and the last, in each of two epochs
@@ -244,7 +280,7 @@ def test_other_ways_to_read_and_to_step(script, words, expected, tmp_path):
 
 @pytest.mark.long
 def test_ranks_that_wait_for_each_other_are_told_apart(tmp_path):
-    status, report = audit(SCRIPTS / "by_hand.py", "hangs", folder=tmp_path)
+    status, report = audit_command(SCRIPTS / "by_hand.py", "hangs", folder=tmp_path)
     assert status == 1 and "ended on rank 1 and waited for ever on rank 0" in report["failure"]
 
 
@@ -260,7 +296,7 @@ if dist.get_rank() == 1:
 
 def test_a_script_that_fails_is_told_as_such(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS.format(folder=str(tmp_path)))
-    status, report = audit("fails.py", "--json", "7", folder=tmp_path)
+    status, report = audit_command("fails.py", "--json", "7", folder=tmp_path)
     assert (status, report["findings"]) == (3, [])
     assert "The script itself failed, on rank 1 of 2" in report["failure"]
     assert report["failure"].endswith("ValueError: the script's own words")
@@ -318,7 +354,7 @@ optimizer.step()
 @pytest.mark.long
 def test_a_model_that_fleet_divides_is_refused_and_not_misjudged(tmp_path):
     (tmp_path / "sharded.py").write_text(SHARDED)
-    status, report = audit("sharded.py", folder=tmp_path)
+    status, report = audit_command("sharded.py", folder=tmp_path)
     assert (status, report["findings"]) == (3, [])
     assert report["failure"].startswith("The script splits the model (sharding 2)")
 
@@ -335,7 +371,7 @@ while True:
 @pytest.mark.long
 def test_a_script_that_stands_still_is_ended_and_its_line_named(tmp_path):
     (tmp_path / "still.py").write_text(STANDS_STILL)
-    status, report = audit("still.py", options=("--patience", "10"), folder=tmp_path)
+    status, report = audit_command("still.py", options=("--patience", "10"), folder=tmp_path)
     assert status == 3
     assert (
         "The script stood still for 10 s: rank" in report["failure"] and "in still.py:6" in report["failure"]
