@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 import paddle_dp.gloo as bridge
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch, apply, look_up
-from tests.house.programs import run_python
+from tests.ranks import run_ranks
 
-LOOK = """
-import json, sys, types
-import paddle, paddle.distributed.fleet
-from paddle_dp.gloo import install
-for name in ("fleet.layers.mpu.mp_ops", "communication.batch_isend_irecv"):
-    __import__("paddle.distributed." + name)
 
-def look():
-    seen = {}
+def look() -> dict[Any, int]:
+    """What each name of Paddle's modules and classes stands for."""
+    seen: dict[Any, int] = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "paddle" and isinstance(module, types.ModuleType):
+        if name.split(".")[0] == "paddle" and isinstance(module, ModuleType):
             for key, value in list(vars(module).items()):
                 seen[id(module), key] = id(value)
                 if isinstance(value, type):
                     seen.update({(id(value), k): id(v) for k, v in list(vars(value).items())})
     return seen
 
-before = look()
-names = [name for device in sys.argv[1:] for name in install(device)]
-after = look()
-changed = [key for (owner, key) in after if before.get((owner, key)) != after[owner, key]]
-print(json.dumps({"names": names, "changed": changed, "again": install(sys.argv[1])}))
-"""
 
-
-def changes(*devices: str) -> dict[str, list[str]]:
-    printed = run_python("-c", LOOK, *devices, timeout=120).stdout
-    found: dict[str, list[str]] = json.loads(printed.splitlines()[-1])
-    return found
+def changes(devices: list[str]) -> dict[str, list[str]]:
+    """In a rank: what the bridge says that it changes for these devices, and what it does change."""
+    for name in ("fleet.layers.mpu.mp_ops", "communication.batch_isend_irecv"):
+        importlib.import_module(f"paddle.distributed.{name}")
+    before = look()
+    names = [name for device in devices for name in bridge.install(device)]
+    after = look()
+    changed = [key for owner, key in after if before.get((owner, key)) != after[owner, key]]
+    return {"names": names, "changed": changed, "again": [*bridge.install(devices[0])]}
 
 
 def test_nothing_is_touched_on_an_accelerator() -> None:
-    assert changes("gpu:0", "xpu:1", "npu:0") == {"names": [], "changed": [], "again": []}
+    (found,) = run_ranks(changes, 1, ["gpu:0", "xpu:1", "npu:0"])
+    assert found == {"names": [], "changed": [], "again": []}
 
 
 def test_on_a_cpu_it_changes_the_names_that_it_returns_and_that_the_table_lists() -> None:
-    found = changes("cpu")
+    (found,) = run_ranks(changes, 1, ["cpu"])
     assert len(found["names"]) > 30 and found["again"] == []
     last = {name.rpartition(".")[2] for name in found["names"]}
     assert last == set(found["changed"])
@@ -100,37 +97,34 @@ def test_look_up_finds_modules_and_what_is_in_them() -> None:
     assert look_up("json.nothing") is None and look_up("no_such_package.x") is None
 
 
-SHARDED = """
-import sys
-import paddle
-from paddle.distributed import group_sharded_parallel
-from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
-from paddle.distributed.fleet.utils import tensor_fusion_helper
-from paddle_dp.gloo import install
+def refusals() -> list[str]:
+    """In a rank: what three of fleet's ways to shard say."""
+    import paddle
+    from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
+    from paddle.distributed.fleet.utils import tensor_fusion_helper
 
-install("cpu")
-from paddle.distributed.sharding import group_sharded_parallel
+    bridge.install("cpu")
+    from paddle.distributed.sharding import group_sharded_parallel
 
-layer = paddle.nn.Linear(2, 2)
-optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-for call in (
-    lambda: group_sharded_parallel(layer, optimizer, "os_g"),
-    lambda: GroupShardedStage3(layer, optimizer),
-    lambda: tensor_fusion_helper.FusedCommBuffer(0, layer.parameters(), None, acc_steps=1, act=0),
-):
-    try:
-        call()
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: group_sharded_parallel(layer, optimizer, "os_g"),
+        lambda: GroupShardedStage3(layer, optimizer),
+        lambda: tensor_fusion_helper.FusedCommBuffer(0, layer.parameters(), None, acc_steps=1, act=0),
+    )
+    said = []
+    for call in calls:
+        with pytest.raises(UsageError) as error:
+            call()
+        said.append(str(error.value))
+    return said
 
 
 def test_what_fleet_has_for_accelerators_only_is_refused_with_a_sentence() -> None:
     """There was an assertion of Paddle's, which says nothing of the bridge nor of another way."""
-    sharded, stage3, fused = run_python("-c", SHARDED, timeout=120).stdout.splitlines()[-3:]
+    ((sharded, stage3, fused),) = run_ranks(refusals, 1)
     assert (
-        sharded == stage3
-        and "UsageError group_sharded_parallel" in sharded
-        and "sharding_stage: 2" in sharded
+        sharded == stage3 and sharded.startswith("group_sharded_parallel") and "sharding_stage: 2" in sharded
     )
-    assert "UsageError fleet's fused buffers" in fused, fused
+    assert fused.startswith("fleet's fused buffers")
