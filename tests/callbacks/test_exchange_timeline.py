@@ -69,11 +69,8 @@ def test_the_picture_grows_with_the_ranks() -> None:
         Image.open(io.BytesIO(draw(rows, "mlp, step 3", Degrees(data=2)))) for rows in (ROWS[:4], ROWS)
     )
     assert two.height > 1.3 * one.height and two.width == one.width
-    colours = {
-        two.convert("RGB").getpixel((x, y))
-        for x in range(300, two.width, 40)
-        for y in range(0, two.height, 8)
-    }
+    shown = two.convert("RGB")
+    colours = {shown.getpixel((x, y)) for x in range(300, two.width, 40) for y in range(0, two.height, 8)}
     assert {(0xE0, 0x8A, 0x3C), (0x9C, 0xC5, 0xEB)} <= colours  # backward, forward
 
 
