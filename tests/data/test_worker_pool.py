@@ -82,10 +82,10 @@ def test_a_worker_that_gives_no_sample_is_noticed(fault, start, said):
 def test_slow_samples_are_not_taken_for_hung_ones():
     class Slow(Numbers):
         def __getitem__(self, index):
-            time.sleep(0.3)
+            time.sleep(0.25)
             return super().__getitem__(index)
 
-    with Loader(Slow(10), Sampler(10, 10), num_workers=1, timeout=2.0) as loader:
+    with Loader(Slow(6), Sampler(6, 6), num_workers=1, timeout=1.0) as loader:
         assert len(rows(loader)) == 1
 
 
