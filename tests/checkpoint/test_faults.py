@@ -66,7 +66,9 @@ save(snapshot(2, 100_000), folder, Mesh.alone())
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
-@pytest.mark.parametrize("moment", [0.05, 0.11, 0.17, 0.23])
+@pytest.mark.parametrize(
+    "moment", [0.05, 0.17, *(pytest.param(later, marks=pytest.mark.long) for later in (0.11, 0.23))]
+)
 def test_a_kill_at_any_moment_leaves_one_that_is_whole(tmp_path, moment):
     """Saving, replacing and pruning as fast as it goes: whatever has a checkpoint's name is whole."""
     script = """
