@@ -22,7 +22,9 @@ def rows(loader, epoch=0, start=0):
 
 
 @pytest.mark.parametrize("dataset", [Noisy(23), InMemory(23)], ids=["one by one", "take"])
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 2), (3, 5)])
+@pytest.mark.parametrize(
+    ("workers", "prefetch"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.long), (3, 5)]
+)
 def test_they_give_what_one_process_gives(dataset, workers, prefetch):
     for dp_size, micro_batches in ((1, 1), (2, 2), (7, 1)):
         sampler = Sampler(23, 5, seed=4, dp_size=dp_size, dp_rank=dp_size - 1, micro_batches=micro_batches)

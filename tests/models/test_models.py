@@ -46,7 +46,12 @@ def test_a_model_scores_each_sample_and_every_parameter_learns(case: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "config", [mlp.Config(hidden=(8,)), convnet.Config(), resnet.Config(depth=18, classes=4)]
+    "config",
+    [
+        mlp.Config(hidden=(8,)),
+        convnet.Config(),
+        pytest.param(resnet.Config(depth=18, classes=4), marks=pytest.mark.long),
+    ],
 )
 def test_one_seed_one_model(config: Any) -> None:
     def weights(seed: int) -> list[np.ndarray]:
