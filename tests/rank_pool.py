@@ -112,15 +112,17 @@ USED_BY_RANKS = (
     "_strptime",
     "paddle.distributed.auto_parallel.fully_shard_fusion", "paddle.optimizer.fusion_utils", "tests.parity",
 )  # fmt: skip
-# How the variables begin that make a device: Paddle loads it when imported.
-DEVICE = ("CUSTOM_DEVICE_ROOT", "SIM_")
+# The variable that names a device, which Paddle loads when imported, and how those begin that say what it is like.
+DEVICE, LIKE = "CUSTOM_DEVICE_ROOT", "SIM_"
 
 
 def rank_pool(environment: Mapping[str, str], root: Path) -> RankPool:
     """The pool for the device of this environment, which lives as long as this process."""
     if not _pools:
         atexit.register(_close_all)
-    device = tuple(sorted(each for each in environment.items() if each[0].startswith(DEVICE)))
+    device: tuple[tuple[str, str], ...] = ()
+    if DEVICE in environment:
+        device = tuple(sorted(each for each in environment.items() if each[0].startswith((DEVICE, LIKE))))
     if device not in _pools or not _pools[device].waits:
         _pools[device] = RankPool(environment, root)
     return _pools[device]

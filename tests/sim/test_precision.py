@@ -136,20 +136,19 @@ def resumes_on_cpu(folder: str, saved: str, strategy: str) -> bool:
 def test_masters_of_o2_are_the_weights_of_a_run_on_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as device:
-        device.setenv("SIM_NAME", "npu")
-        (saved,) = run_ranks(saved_by, 1, str(tmp_path))
+    monkeypatch.setenv("SIM_NAME", "npu")
+    (saved,) = run_ranks(saved_by, 1, str(tmp_path))
     monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
     for ranks, strategy in ((1, "{use: single}"), (2, "{use: hybrid, sharding: 2}")):
         assert run_ranks(resumes_on_cpu, ranks, str(tmp_path), saved, strategy) == [True] * ranks
 
 
 def test_weights_of_float32_are_rounded_to_the_16_bits_of_o2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as cpus:
-        cpus.delenv("CUSTOM_DEVICE_ROOT")
-        (saved,) = run_ranks(saved_by, 1, str(tmp_path))
     monkeypatch.setenv("SIM_NAME", "npu")
+    monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
+    (saved,) = run_ranks(saved_by, 1, str(tmp_path))
+    monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
     (found,) = run_ranks(weights_of_float32, 1, str(tmp_path), saved)
     assert found == {"given": True, "averages": True, "resumed": True, "merged": True}
