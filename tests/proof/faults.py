@@ -13,6 +13,7 @@ from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.runner import BatchRunner
 
+CHANGED = (batch_norm, PushedGradients, Learner, BatchRunner)  # by the faults of the first steps
 LAST = os.environ.get("PADDLE_TRAINER_ID", "0") == "1"
 
 

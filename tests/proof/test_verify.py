@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from paddle import nn
 from paddle_dp.checkpoint import load
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.proof import SideRunner, compare_sides
+from paddle_dp.proof import SideRunner, compare_sides, sides
 from paddle_dp.proof.trace_files import key_of
 from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
 from tests.house.command_service import command_line
 from tests.house.forked_commands import run_command
 from tests.jobs import comparisons_in_forks, run_in_forks, verdict_in_forks
+from tests.proof.several import run_sides
 
 RECIPE = """
 model: {{use: convnet, classes: 10, widths: [8, 16], norm: {norm}}}
@@ -56,14 +56,32 @@ def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
     assert "of a parameter's gradient on one rank would show" in " ".join(printed.split())
 
 
-def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path, capsys):
+FLAT = (
+    "model={use: mlp, inputs: 64, hidden: [8], classes: 10}",
+    "dataset.as_image=false",
+    "train.micro_batches=1",
+)
+
+
+def loud(job: Job, waiting: object = None) -> int:
+    """A job that prints, and so does a process that it has started."""
+    print("a model is made")
+    subprocess.run(["echo", "a forward"], check=True)
+    return run_in_forks(job)
+
+
+def test_machines_read_json_alone_and_nothing_learned_proves_nothing(tmp_path, monkeypatch, capfd):
+    """What the model printed stood before the JSON."""
     path = recipe(tmp_path, norm="none", optimizer="sgd")
-    with comparisons_in_forks():
-        status = verify_here(path, ["schedule.learning_rate=1e-300"], steps=2, as_text=False)
-    told = json.loads(capsys.readouterr().out)
+    for name in ("run", "run_alone"):
+        monkeypatch.setattr(sides, name, loud)
+    status = verify_here(path, [*FLAT, "schedule.learning_rate=1e-300"], steps=2, as_text=False)
+    screens = capfd.readouterr()
+    told = json.loads(screens.out)
     assert (told["verdict"], told["status"], told["ranks"], told["where"]) == ("proves nothing", 3, 2, None)
     assert status == 3
     assert told["float64"]["rows"]["gradient"]["r"] <= told["allowed"]
+    assert screens.err.count("a model is made") == screens.err.count("a forward") == 3
 
 
 class Broken(nn.Layer):
@@ -108,8 +126,9 @@ class Loud(nn.Sequential):
         return super().forward(samples)
 
 
+@pytest.mark.long
 def test_stdout_is_json_alone(tmp_path):
-    """What the model printed stood before it."""
+    """As test_machines_read_json_alone_and_nothing_learned_proves_nothing has it, of processes that are started."""
     mine = ("model={use: tests.proof.test_verify.Loud}", "dataset.as_image=false")
     words = ("--steps", "2", "--json", "strategy={use: data_parallel}")
     done = verify(str(recipe(tmp_path)), *mine, *words)
@@ -118,12 +137,11 @@ def test_stdout_is_json_alone(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_program_is_compared(tmp_path, capsys):
+def test_a_program_is_compared(tmp_path):
     """A compiled model was refused, for its float64 was traced in float32."""
-    words = ["train.compile=true", "strategy.sync_batch_norm=false"]
-    with comparisons_in_forks():
-        assert verify_here(recipe(tmp_path, norm="none"), words, steps=2, as_text=False) == 0
-    assert json.loads(capsys.readouterr().out)["float64"]["same"]
+    words = (*FLAT, "train.compile=true", "strategy.sync_batch_norm=false")
+    verdict = verdict_in_forks(SideRunner(recipe(tmp_path, norm="none"), words, 1, 2, tmp_path))
+    assert verdict.status == 0 and verdict.wide.same and verdict.candidate.failed is None
 
 
 @pytest.mark.processes
@@ -143,7 +161,7 @@ def test_the_steps_after_a_checkpoint_are_compared(tmp_path):
         verify_here(path, words, at="3")
     assert _checkpoint("5", tmp_path / "run").name == "step-00000004"
     verdict = verdict_in_forks(
-        SideRunner(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
+        SideRunner(path, words, 2, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
     )
     assert verdict.status == 0
     saved = load(tmp_path / "run" / "checkpoints" / "step-00000004")
@@ -171,12 +189,6 @@ def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_p
         assert SideRunner(path, (), 1, 2, tmp_path, wide=False).run_reference([]).ranks == 1
 
 
-def test_two_sides_are_compared_without_paddle():
-    """Whoever imports it before a rank starts hands other OpenMP settings on, and waits a second and a half."""
-    check = "import sys, paddle_dp.proof; assert 'paddle' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
-
-
 def test_one_rank_has_nothing_to_compare(tmp_path):
     with pytest.raises(UsageError, match="2 ranks or more"):
         verify_here(recipe(tmp_path), ranks=1)
@@ -200,10 +212,11 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    runner = SideRunner(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
+    path, words = recipe(folder), ("train.micro_batches=1",)
+    cases = {fault: (words, {"steps": 2, "patch": FAULTS + fault}) for fault in FOUND}
+    many = run_sides(path, folder / "many", 2, cases)
     with comparisons_in_forks():
-        many = {fault: runner.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
-        return runner.run_reference(list(many.values())), many
+        return SideRunner(path, words, 2, 2, folder).run_reference(list(many.values())), many
 
 
 @pytest.mark.processes
@@ -219,21 +232,6 @@ def test_a_fault_is_found_and_its_place_is_named(convnet, fault):
     assert says in verdict.first_difference.sentence
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param("{use: data_parallel}", marks=pytest.mark.long),
-        "{use: hybrid, sharding: 2, sharding_stage: 3}",
-    ],
-)
-def test_a_model_with_fixed_names_is_compared(tmp_path, layout):
-    """It is built once for each run of a proof, in one process: Paddle refused the second."""
-    words = ("model={use: tests.part.fixed_names.FixedNames}", "dataset.as_image=false", f"strategy={layout}")
-    with comparisons_in_forks():
-        assert verify_here(recipe(tmp_path), words, steps=2, rehearse=True) == 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class OneClass:
     """Digits; the held-out ones are all of class `held_out`."""
@@ -241,19 +239,29 @@ class OneClass:
     held_out: int
 
     def build(self, split: str) -> list[Any]:
-        inputs = np.random.RandomState(0).rand(70, 1, 8, 8).astype("float32")
+        inputs = np.random.RandomState(0).rand(70, 64).astype("float32")
         return [(row, n % 10 if split == "train" else self.held_out) for n, row in enumerate(inputs)]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "words", [("metrics=[{use: auc}]",), pytest.param(("loss.ignore_index=3",), marks=pytest.mark.long)]
+    ("layout", "nothing_held_out"),
+    [
+        ("{use: hybrid, sharding: 2, sharding_stage: 3}", "metrics=[{use: auc}]"),
+        pytest.param("{use: data_parallel}", "loss.ignore_index=3", marks=pytest.mark.long),
+    ],
 )
-def test_held_out_samples_without_a_number_on_either_side_refuse_no_rehearsal(tmp_path, words):
-    """A metric that fails ended both sides, and so did samples of which none counts: of so few, and not of all."""
-    data = "dataset={use: tests.proof.test_verify.OneClass, held_out: 3}"
+def test_fixed_names_and_held_out_samples_without_a_number_refuse_no_rehearsal(
+    tmp_path, layout, nothing_held_out
+):
+    """A model is built once for each run of a proof, in one process: Paddle refused the second of a fixed name. A
+    metric that fails ended both sides, and so did samples of which none counts: of so few, and not of all."""
+    words = (
+        "model={use: tests.part.fixed_names.FixedNames}", f"strategy={layout}", nothing_held_out,
+        "dataset={use: tests.proof.test_verify.OneClass, held_out: 3}",
+    )  # fmt: skip
     with comparisons_in_forks():
-        assert verify_here(recipe(tmp_path), (data, *words), steps=2, rehearse=True) == 0
+        assert verify_here(recipe(tmp_path), words, steps=2, rehearse=True) == 0
 
 
 class Referred(nn.Layer):
