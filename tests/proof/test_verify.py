@@ -30,7 +30,7 @@ loss: {{use: cross_entropy}}
 optimizer: {{use: {optimizer}}}
 schedule: {{use: constant, learning_rate: {peak}}}
 strategy: {{use: data_parallel, sync_batch_norm: true}}
-train: {{length: 1 epoch, batch: 50, micro_batches: 2}}
+train: {{length: 1 epoch, batch: 10}}
 """
 FAULTS = "tests.proof.faults:"
 
@@ -50,17 +50,14 @@ def verify(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
     """Of two steps in every run, for the README (tests/test_docs.py)."""
-    printed = run_command(["verify", str(recipe(tmp_path)), "--ranks", "3", "--steps", "4"], tmp_path)
+    words = ["--ranks", "3", "--steps", "4", "train.batch=50", "train.micro_batches=2"]
+    printed = run_command(["verify", str(recipe(tmp_path)), *words], tmp_path)
     assert "SAME: 3 ranks learn what one process learns" in printed
     assert "=49" in printed  # the batch that cannot be shared equally
     assert "of a parameter's gradient on one rank would show" in " ".join(printed.split())
 
 
-FLAT = (
-    "model={use: mlp, inputs: 64, hidden: [8], classes: 10}",
-    "dataset.as_image=false",
-    "train.micro_batches=1",
-)
+FLAT = ("model={use: mlp, inputs: 64, hidden: [8], classes: 10}", "dataset.as_image=false")
 
 
 def loud(job: Job, waiting: object = None) -> int:
@@ -212,11 +209,11 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    path, words = recipe(folder), ("train.micro_batches=1",)
-    cases = {fault: (words, {"steps": 2, "patch": FAULTS + fault}) for fault in FOUND}
+    path = recipe(folder)
+    cases = {fault: ((), {"steps": 2, "patch": FAULTS + fault}) for fault in FOUND}
     many = run_sides(path, folder / "many", 2, cases)
     with comparisons_in_forks():
-        return SideRunner(path, words, 2, 2, folder).run_reference(list(many.values())), many
+        return SideRunner(path, (), 2, 2, folder).run_reference(list(many.values())), many
 
 
 @pytest.mark.processes
@@ -239,7 +236,7 @@ class OneClass:
     held_out: int
 
     def build(self, split: str) -> list[Any]:
-        inputs = np.random.RandomState(0).rand(70, 64).astype("float32")
+        inputs = np.random.RandomState(0).rand(30, 64).astype("float32")
         return [(row, n % 10 if split == "train" else self.held_out) for n, row in enumerate(inputs)]
 
 
@@ -280,11 +277,7 @@ class Referred(nn.Layer):
 def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     """It was measured as if it were rounding, and so large that a step of SGD on two ranks was the same."""
     path = recipe(tmp_path, optimizer="sgd")
-    mine = (
-        "model={use: tests.proof.test_verify.Referred}",
-        "dataset.as_image=false",
-        "train.micro_batches=1",
-    )
+    mine = ("model={use: tests.proof.test_verify.Referred}", "dataset.as_image=false")
     verdict = verdict_in_forks(SideRunner(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path))
     assert verdict.status == 1
     assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
