@@ -23,7 +23,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.verbs.predict import predict
 
 GREY, TOKENS = ("float32", (1, 8, 8)), ("int64", (16,))
-SMALL = {"width": 16, "depth": 2, "heads": 4}
+SMALL = {"width": 16, "depth": 1, "heads": 4}
 # The settings of a small one, what a sample looks like, and the shape of the program's input.
 MODELS: dict[str, tuple[dict[str, Any], tuple[str, tuple[int, ...]], list[int | None]]] = {
     "mlp": ({"dropout": 0.5}, ("float32", (64,)), [None, 64]),
@@ -63,7 +63,9 @@ def made(name: str) -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.nda
     return model, batches, [program.outputs(model, batch) for batch in batches], wanted_shape
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == "resnet" else name for name in MODELS]
+)
 def test_every_model_is_a_program_for_any_number_of_samples(name: str, tmp_path: Path) -> None:
     model, batches, wanted, shape = made(name)
     assert [one.shape for one in program.write(model, batches, tmp_path)] == [shape]

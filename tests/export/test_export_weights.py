@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,14 @@ def trained(folder: Path, out: str, **how: str) -> Any:
     made = recipe(folder, out, **how)
     build(made, Mesh.alone()).fit()
     return made
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of GPT, its recipe run.yaml, and what is exported of it, hf."""
+    folder = tmp_path_factory.mktemp("begun")
+    export(trained(folder, "run"), {"to": str(folder / "hf")})
+    return folder
 
 
 def weights(trainer: Any) -> dict[str, np.ndarray]:
@@ -94,9 +103,9 @@ def tokenizer_in(folder: Path, **config: Any) -> None:
     ],
 )
 def test_the_tokenizer_goes_with_the_model(
-    tmp_path: Path, config: dict[str, Any], ids: tuple[Any, ...]
+    begun: Path, tmp_path: Path, config: dict[str, Any], ids: tuple[Any, ...]
 ) -> None:
-    export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
+    shutil.copytree(begun / "hf", tmp_path / "hf")
     first = json.loads((tmp_path / "hf/config.json").read_text())
     # Not the class's defaults.
     assert [first[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [None] * 3
@@ -133,24 +142,23 @@ def test_the_data_sets_tokenizer_comes_first(tmp_path: Path) -> None:
     assert "generation_config.json" in files(None).files
 
 
-def test_a_run_needs_the_folder_no_more_after_it_began(tmp_path: Path) -> None:
-    export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
-    begun = trained(tmp_path, "begun", model=f"{{use: gpt, from: {tmp_path / 'hf'}, dropout: 0.1}}")
+def test_a_run_needs_the_folder_no_more_after_it_began(begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun / "hf", tmp_path / "hf")
+    made = trained(tmp_path, "begun", model=f"{{use: gpt, from: {tmp_path / 'hf'}, dropout: 0.1}}")
     (tmp_path / "hf").rename(tmp_path / "gone")
     from paddle_dp.recipe import write_recipe
 
-    write_recipe(begun, tmp_path / "resolved.yaml")
+    write_recipe(made, tmp_path / "resolved.yaml")
     resolved = read_recipe(tmp_path / "resolved.yaml")
-    assert resolved.model.settings == begun.model.settings and resolved.model.settings["width"] == 16
+    assert resolved.model.settings == made.model.settings and resolved.model.settings["width"] == 16
     assert build(resolved, Mesh.alone(), "newest").progress.step == 1
 
 
-def test_an_adapter_is_added_to_what_it_stands_on(tmp_path: Path) -> None:
-    trained(tmp_path, "base")
-    more = f"load: {{path: {tmp_path / 'base'}}}\nadapter: {{use: lora, rank: 2, match: ['*.up']}}"
+def test_an_adapter_is_added_to_what_it_stands_on(begun: Path, tmp_path: Path) -> None:
+    more = f"load: {{path: {begun / 'run'}}}\nadapter: {{use: lora, rank: 2, match: ['*.up']}}"
     tuned = trained(tmp_path, "tuned", more=more)
     export(tuned, {"to": str(tmp_path / "hf")})
-    base = load(tmp_path / "base/checkpoints/step-00000001")
+    base = load(begun / "run/checkpoints/step-00000001")
     read = recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
     again = weights(build(read, Mesh.alone()))
     changed = {name for name, value in again.items() if (value != base.read(f"model/{name}")).any()}
@@ -176,8 +184,8 @@ def test_a_model_without_a_table_has_pytorchs_names(tmp_path: Path) -> None:
     assert_begins_with(again, saved)
 
 
-def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
-    made = trained(tmp_path, "run")
+def test_a_folder_of_other_files_is_left_alone(begun: Path, tmp_path: Path) -> None:
+    made = read_recipe(begun / "run.yaml")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="hf holds something else already"):

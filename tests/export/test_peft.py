@@ -112,7 +112,14 @@ def test_a_module_has_its_published_name_and_form(written: Path) -> None:
             assert np.abs(array).max() > 0
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "bert" else name
+        for name in MODELS
+        if name != "mlp"
+    ],
+)
 def test_an_adapter_is_trained_on_where_it_was(tmp_path: Path, name: str) -> None:
     model, adapter = MODELS[name]
     made = tuned(tmp_path, model, adapter)
@@ -244,7 +251,7 @@ def test_three_different_a_are_not_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
-    made = tuned(tmp_path)
+    recipe(tmp_path, "run", more=LORA)
     plain = recipe(tmp_path, "plain")
     build(plain, Mesh.alone()).fit()
     with pytest.raises(UsageError, match=r"--adapter: .*plain.* holds no adapter"):
@@ -259,7 +266,7 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
         UsageError, match=r"has trained blocks\.3\.norm\.weight, too, which are no part of a LoRA"
     ):
         export(head, {"to": str(tmp_path / "hf"), "adapter": True})
-    assert made.adapter is not None and not (tmp_path / "hf").exists()
+    assert head.adapter is not None and not (tmp_path / "hf").exists()
     vit = recipe(tmp_path, "vit", "{use: vit, image: 8, patch: 4, classes: 5, width: 16, depth: 1, heads: 2}")
     with pytest.raises(
         UsageError, match=r"modules of this model are called .* by the version of transformers"
@@ -267,21 +274,22 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
         peft.peft_origins(names_of(vit.model.build()), ["blocks.1.qkv"])
 
 
-@pytest.mark.parametrize("strategy", ["{use: hybrid, tensor: 2}", "{use: hybrid, pipeline: 2}"])
-def test_every_layout_begins_with_the_loaded_adapter(written: Path, tmp_path: Path, strategy: str) -> None:
+def test_every_layout_begins_with_the_loaded_adapter(written: Path, tmp_path: Path) -> None:
     (tmp_path / "hf").symlink_to(written)
     text = RECIPE.format(model=LLAMA, out=tmp_path, more=f"adapter: {{use: lora, load: {tmp_path}/hf}}")
     words = ["train.micro_batches=2", "callbacks=[]"]
     [alone] = run_ranks(trained, 1, text, str(tmp_path / "one"), *words, until="1 step")
-    words += [f"strategy={strategy}"]
-    many = run_ranks(trained, 2, text, str(tmp_path / "two"), *words, until="1 step")
-    saved, begun = load(written.parent / "run/checkpoints/step-00000002"), load(many[0]["begun"])
-    names = [name for name in begun.names if "lora" in name]
-    assert names == [name for name in load(alone["begun"]).names if "lora" in name] and len(names) == 10
-    for name in names:
-        np.testing.assert_array_equal(begun.read(name), saved.read(name))
-    for rank in many:
-        np.testing.assert_allclose(rank["rows"], alone["rows"], rtol=1e-5)
+    saved = load(written.parent / "run/checkpoints/step-00000002")
+    for axis in ("tensor", "pipeline"):
+        layout = f"strategy={{use: hybrid, {axis}: 2}}"
+        many = run_ranks(trained, 2, text, str(tmp_path / axis), *words, layout, until="1 step")
+        begun = load(many[0]["begun"])
+        names = [name for name in begun.names if "lora" in name]
+        assert names == [name for name in load(alone["begun"]).names if "lora" in name] and len(names) == 10
+        for name in names:
+            np.testing.assert_array_equal(begun.read(name), saved.read(name), err_msg=axis)
+        for rank in many:
+            np.testing.assert_allclose(rank["rows"], alone["rows"], rtol=1e-5, err_msg=axis)
 
 
 PEFT = """
