@@ -38,7 +38,14 @@ def allocated() -> int:
     return int(paddle.base.core.host_memory_stat_current_value("Allocated", 0))
 
 
-def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str] = ()) -> dict[str, float]:
+def measured(
+    folder: str,
+    strategy: str,
+    late: int = -1,
+    overrides: Sequence[str] = (),
+    warm: int = WARM,
+    steps: int = STEPS,
+) -> dict[str, float]:
     """In a rank: the most bytes of tensors, and of other memory, of the updates behind the first ones; what is sent in
     one; and what the plan says. Rank `late` is late in each."""
     import paddle
@@ -60,7 +67,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
     trainer = build(recipe, mesh)
     stat = paddle.base.core
     for number, batch in enumerate(trainer.loader.read(0)):
-        if number == WARM:
+        if number == warm:
             gc.collect()
             mesh.wait("the measurement")
             stat.host_memory_stat_reset_peak_value("Allocated", 0)
@@ -69,7 +76,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
         if mesh.rank == late:
             time.sleep(0.3)
         trainer.learner.train_batch(batch)
-        if number == WARM + STEPS - 1:
+        if number == warm + steps - 1:
             break
     traced, end = tracemalloc.get_traced_memory()[1], traffic.sent
     tracemalloc.stop()
@@ -83,7 +90,7 @@ def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str
     return {
         "tensors": stat.host_memory_stat_peak_value("Allocated", 0) - before,
         "traced": traced,
-        "sent": (end - began) / STEPS,
+        "sent": (end - began) / steps,
         "state": memory.state.total,
         "kept": memory.extra,
         "lent": memory.transient,
@@ -144,7 +151,7 @@ def test_cut_layers_send_what_the_plan_says(sequence_parallel: str, precision: s
         f"train.precision={precision}",
         "train.micro_batches=2",
     )
-    for found in run_ranks(measured, 2, str(tmp_path), strategy, -1, overrides):
+    for found in run_ranks(measured, 2, str(tmp_path), strategy, -1, overrides, 1, 1):
         assert found["planned"] <= found["sent"] <= 1.05 * found["planned"], found  # beside it a split loss
 
 
@@ -175,16 +182,27 @@ def test_four_ranks_of_two_axes_send_what_the_plan_says(
     )  # beside it norms and a split loss
 
 
-def test_a_sequence_rank_keeps_the_share_that_the_plan_says(tmp_path: Path) -> None:
+ATTENTIVE = (
+    "model={use: gpt, vocab: 32, width: 64, depth: 3, heads: 4, length: 256}",
+    "dataset={use: random_tokens, vocab: 32, length: 256, samples: 64}",
+    "train.batch=4",
+)
+
+
+def attentive(folder: Path, ranks: int, strategy: str) -> list[dict[str, float]]:
+    """What ranks measure in the second update of a GPT that keeps its scores."""
+    return run_ranks(measured, ranks, str(folder), strategy, -1, ATTENTIVE, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return attentive(tmp_path_factory.mktemp("whole"), 1, "{use: single}")[0]
+
+
+def test_a_sequence_rank_keeps_the_share_that_the_plan_says(whole: dict[str, float], tmp_path: Path) -> None:
     """Of attention without flash half of the scores are on each of 2 ranks: its heads see all tokens. A quarter was
     counted."""
-    overrides = (
-        "model={use: gpt, vocab: 32, width: 64, depth: 2, heads: 4, length: 256}",
-        "dataset={use: random_tokens, vocab: 32, length: 256, samples: 64}",
-        "train.batch=4",
-    )
-    (whole,) = run_ranks(measured, 1, str(tmp_path), "{use: single}", -1, overrides)
-    for rank in run_ranks(measured, 2, str(tmp_path), "{use: hybrid, sequence: 2}", -1, overrides):
+    for rank in attentive(tmp_path, 2, "{use: hybrid, sequence: 2}"):
         kept, planned = (
             (rank[key] - state) / (whole[key] - other)
             for key, state, other in (
@@ -195,20 +213,16 @@ def test_a_sequence_rank_keeps_the_share_that_the_plan_says(tmp_path: Path) -> N
         assert kept == pytest.approx(planned, rel=0.1), (kept, planned)
 
 
-def test_every_second_block_is_computed_again_as_the_plan_says(tmp_path: Path) -> None:
+def test_every_second_block_is_computed_again_as_the_plan_says(
+    whole: dict[str, float], tmp_path: Path
+) -> None:
     """Of an embedding, three blocks and a head these are blocks 1 and 3; the plan counted block 2."""
-    overrides = (
-        "model={use: gpt, vocab: 32, width: 64, depth: 3, heads: 4, length: 256}",
-        "dataset={use: random_tokens, vocab: 32, length: 256, samples: 64}",
-        "train.batch=4",
-    )
     how = "recompute: every 2 blocks"
-    (whole,) = run_ranks(measured, 1, str(tmp_path), "{use: single}", -1, overrides)
-    (half,) = run_ranks(measured, 1, str(tmp_path), f"{{use: single, {how}}}", -1, overrides)
+    (half,) = attentive(tmp_path, 1, f"{{use: single, {how}}}")
     kept = (half["tensors"] - half["state"]) / (whole["tensors"] - whole["state"])
     planned = half["activations"] / whole["activations"]
     assert kept == pytest.approx(planned, rel=0.15), (kept, planned)
-    for rank in run_ranks(measured, 2, str(tmp_path), f"{{use: hybrid, tensor: 2, {how}}}", -1, overrides):
+    for rank in attentive(tmp_path, 2, f"{{use: hybrid, tensor: 2, {how}}}"):
         assert rank["planned"] <= rank["sent"] <= 1.05 * rank["planned"], rank
 
 
