@@ -219,7 +219,17 @@ def test_the_rows_of_verdicts() -> None:
     assert stopped.sentence == "ended with exit status 4: ValueError: wrong"
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(1, 0), (2, 11), (3, 3), (4, 13), (6, 11), (8, 13)])
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [
+        (1, 0),
+        (2, 11),
+        (3, 3),
+        (4, 13),
+        pytest.param(6, 11, marks=pytest.mark.long),
+        (8, 13),
+    ],
+)
 def test_the_layouts_of_so_many_ranks(ranks: int, count: int) -> None:
     """All of them are legal on exactly so many ranks."""
     layouts = layouts_for(ranks)
@@ -249,10 +259,13 @@ def test_the_last_line_counts_comparisons() -> None:
     )
 
 
+TINY = ("model.depth=1", "model.width=16")
+
+
 def test_a_layout_is_verified_in_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verb(self: Bench, *words: str) -> ChildResult:
         monkeypatch.setenv("TMPDIR", str(self.folder))
-        printed = run_command([words[0], str(RECIPE), *words[2:], "model.depth=1"], self.folder)
+        printed = run_command([words[0], str(RECIPE), *words[2:], *TINY], self.folder)
         return ChildResult(0, printed[printed.index("{\n") : printed.rindex("}\n") + 2], "", 1.0)
 
     monkeypatch.setattr(Bench, "verb", verb)
