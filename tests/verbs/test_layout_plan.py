@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,17 +112,28 @@ TRANSFORMERS = [
     ("llama_7b", 16), ("llama_7b", 64), ("gpt_6_7b", 8), ("gpt_345m", 4), ("llama_tiny", 2), ("bert_data2", 2),
     ("vit_digits", 2),
 ]  # fmt: skip
-TRACED = [("resnet50_imagenet", 8), ("digits_mlp", 2), ("resnet50_pipeline", 2)]
+TRACED = [("resnet50_imagenet", 8), ("digits_mlp", 2), ("resnet50_pipeline", 2, "model.depth=18")]
 
 
-@pytest.mark.parametrize(("name", "ranks"), [*TRANSFORMERS, *TRACED])
+COSTLY = [("llama_7b", 64), ("gpt_6_7b", 8), ("resnet50_imagenet", 8)]  # go the ways of those beside them
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.long) if case in COSTLY else case
+        for case in (*TRANSFORMERS, *TRACED)
+    ],
+    ids=str,
+)
 def test_the_chosen_recipe_is_written_and_check_takes_it_and_prints_its_bytes(
-    name: str, ranks: int, tmp_path: Path
+    case: tuple[Any, ...], tmp_path: Path
 ) -> None:
     """`check` printed up to 2.3 times as many: it counted scores, and GPT's MLP for every model."""
+    name, ranks, *words = case
     file = CONFIGS / f"{name}.yaml"
-    plan = RecipePlan.make(file, (), [ranks], DEVICES["a100-80"])
-    path = write_chosen(plan, file, (), tmp_path / "new")
+    plan = RecipePlan.make(file, words, [ranks], DEVICES["a100-80"])
+    path = write_chosen(plan, file, words, tmp_path / "new")
     recipe = read_recipe(path)
     chosen = plan.rankings[0].chosen
     assert chosen is not None
@@ -129,7 +141,7 @@ def test_the_chosen_recipe_is_written_and_check_takes_it_and_prints_its_bytes(
     assert (layout.degrees, layout.recompute) == (chosen.choice.degrees, chosen.choice.recompute)
     assert recipe.train.micro_batches == chosen.choice.micro_batches
     with pytest.raises(UsageError, match="exists: name another folder"):
-        write_chosen(plan, file, (), tmp_path / "new")
+        write_chosen(plan, file, words, tmp_path / "new")
     lines = [*forecast(recipe, ranks)]
     assert f"{ranks} ranks: {layout}" in lines[0]
     sizes = next(line for line in lines if line.startswith("weights"))

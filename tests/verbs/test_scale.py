@@ -41,7 +41,7 @@ def test_a_recipe_fits_from_the_first_number_of_ranks_whose_fullest_rank_does() 
 
 
 def test_a_recipe_that_fits_nowhere_says_what_to_change() -> None:
-    line = fits("gpt_345m", 2, "strategy.use=data_parallel")
+    line = fits("gpt_tiny", 1e-4, "strategy.use=data_parallel")
     assert line.startswith("does not fit into") and "strategy.sharding" in line
 
 
