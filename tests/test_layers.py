@@ -16,6 +16,7 @@ import pytest
 from tests.house.programs import ROOT, run_python
 from tools.house import OUTSIDE_CORE, ROOMS, room_of
 from tools.source_tree import Import, imports, this_tree
+from tools.syntax import parsed
 
 LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
@@ -106,7 +107,7 @@ def sources() -> dict[str, Path]:
 def imports_of(module: str) -> list[Import]:
     file = sources()[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    return list(imports(ast.parse(file.read_text()), package))
+    return list(imports(parsed(file.read_text()), package))
 
 
 def package_of(module: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from tools.declared_names import refused_words
 from tools.source_tree import Declared, double_classes, refused, this_tree
+from tools.syntax import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMELESS = {"util", "utils", "common", "helper", "helpers", "misc"}
@@ -53,9 +54,7 @@ def test_every_name_says_what_is_inside() -> None:
 
 
 def test_every_room_has_a_sign_and_every_file_a_promise() -> None:
-    unsigned = [
-        str(f.relative_to(ROOT)) for f in sources() if not ast.get_docstring(ast.parse(f.read_text()))
-    ]
+    unsigned = [str(f.relative_to(ROOT)) for f in sources() if not ast.get_docstring(parsed(f.read_text()))]
     folders = {f.parent for f in sources()}
     unsigned += [f"{d.relative_to(ROOT)}/__init__.py" for d in folders if not (d / "__init__.py").exists()]
     assert not unsigned, f"these say nothing of themselves: {unsigned}"
@@ -66,7 +65,7 @@ def test_every_room_has_a_sign_and_every_file_a_promise() -> None:
 
 
 def sign(folder: Path) -> str:
-    return ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    return ast.get_docstring(parsed((folder / "__init__.py").read_text())) or ""
 
 
 def test_no_new_name_is_a_pronoun() -> None:

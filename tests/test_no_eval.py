@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.syntax import nodes_of, parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
 CALLS = (
@@ -25,7 +27,7 @@ CALLS = (
 def breaches(text: str) -> list[str]:
     """What a module's text imports or calls that runs what it reads."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(parsed(text)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in MODULES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.gloo.patch import look_up
+from tools.syntax import nodes_of, parsed, walk
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/private-names.md"
@@ -55,7 +56,7 @@ def uses(
 
     `ours`: names that another file of the package defines. `bases`: what the file's classes derive from in Paddle.
     """
-    nodes = nodes_of(code)
+    nodes = nodes_of(parsed(code))
     imported, own = dict(_imported(nodes)), defined(nodes)
     for name, line in _imported_names(nodes):
         yield from ((part, line) for part in name.split(".") if private(part))
@@ -70,12 +71,6 @@ def uses(
                 yield str(word.value), node.lineno
         elif isinstance(node, ast.ClassDef) and bases and node.name in bases:
             yield from _shared_with(bases[node.name], node)
-
-
-@cache
-def nodes_of(code: str) -> tuple[ast.AST, ...]:
-    """All nodes of a file's tree: walking it takes longer than all that is asked of them."""
-    return tuple(ast.walk(ast.parse(code)))
 
 
 def defined(nodes: Iterable[ast.AST]) -> set[str]:
@@ -121,7 +116,7 @@ def _head(node: ast.expr) -> str:
 
 def _shared_with(paddles: tuple[type, ...], node: ast.ClassDef) -> Iterator[tuple[str, int]]:
     """What a class that derives from Paddle's overrides, sets or reads of them."""
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, ast.FunctionDef):
             name = inner.name
         elif isinstance(inner, ast.Attribute) and _of_self(inner):
@@ -170,7 +165,7 @@ def found() -> dict[tuple[str, str], list[int]]:
     """(file, private name of Paddle) → lines, of the whole package."""
     made: dict[tuple[str, str], list[int]] = {}
     listed = {name for row in rows() for name in row.names}
-    ours = {name for f in FILES for name in defined(nodes_of(f.read_text()))} - listed
+    ours = {name for f in FILES for name in defined(nodes_of(parsed(f.read_text())))} - listed
     for file in FILES:
         code, place = file.read_text(), file.relative_to(ROOT / "paddle_dp").as_posix()
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

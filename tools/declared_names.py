@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from tools.syntax import nodes_of, walk
+
 # Words that stand for a noun. As a whole name, leading and trailing underscores apart, they count in the share of
 # identifiers; as a part of a declared name, between underscores or capitals, tests/test_names.py refuses them.
 _PRONOUNS = """
@@ -14,6 +16,7 @@ _PRONOUNS = """
     others taken asked held some several who
 """
 PRONOUNS = frozenset(_PRONOUNS.split())
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)  # a union is made anew at each node
 LONG_LOCAL = 3  # lines from a local's first store to its last use: a shorter life explains the name by itself
 
 
@@ -36,7 +39,7 @@ def is_pronoun(name: str) -> bool:
 
 def identifiers(tree: ast.Module) -> Iterator[str]:
     """Yields each use of an identifier: names, attributes, parameters, keywords, definitions and imported names."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -55,8 +58,8 @@ def declarations(tree: ast.Module) -> set[tuple[int, str, str]]:
 
 
 def _declarations(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    for node in nodes_of(tree):
+        if isinstance(node, FUNCTION):
             yield node.lineno, node.name, "function"
             yield from ((arg.lineno, arg.arg, "parameter") for arg in _parameters(node.args))
             yield from _long_locals(node)
@@ -84,13 +87,13 @@ def assigned_names(statement: ast.stmt) -> Iterator[ast.Name]:
     elif isinstance(statement, ast.AnnAssign):
         targets = [statement.target]
     for target in targets:
-        yield from (node for node in ast.walk(target) if isinstance(node, ast.Name))
+        yield from (node for node in walk(target) if isinstance(node, ast.Name))
 
 
 def _long_locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str, str]]:
     lines: dict[str, list[int]] = {}
     stored = set()
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Name):
             lines.setdefault(node.id, []).append(node.lineno)
             if isinstance(node.ctx, ast.Store):

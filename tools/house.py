@@ -45,6 +45,7 @@ from tools.source_tree import (
     this_tree,
     words_per_10000,
 )
+from tools.syntax import nodes_of, walk
 
 HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the field (twice as many are wanted at most)
     "what": 2.2,
@@ -167,9 +168,7 @@ def family_branches(tree: Tree) -> dict[tuple[str, int], set[str]]:
         if room_of(file).startswith("strategies") or file == "exchange/compressed.py":
             continue
         homonyms = {word for pattern, word in HOMONYMS.items() if fnmatch(file, pattern)}
-        for node in (
-            node for parent in ast.walk(module) for test in _tests(parent) for node in ast.walk(test)
-        ):
+        for node in (node for parent in nodes_of(module) for test in _tests(parent) for node in walk(test)):
             if not isinstance(node, ast.Name | ast.Attribute | ast.Constant):
                 continue
             text = str(getattr(node, _TEXT[type(node)]))
@@ -220,7 +219,7 @@ def figures(tree: Tree, entered: Mapping[str, Functions] | None) -> Figures:
         "files, tests": (f"{len(tests):,}", ""),
         "lines, tests": (f"{sum(map(line_count, tests)):,}", "≤ 45,000"),
         "classes": (
-            f"{sum(isinstance(n, ast.ClassDef) for t in tree.source.values() for n in ast.walk(t)):,}",
+            f"{sum(isinstance(n, ast.ClassDef) for t in tree.source.values() for n in nodes_of(t)):,}",
             "",
         ),
         "public names": (f"{public_names(tree):,}", ""),

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from tools.declared_names import assigned_names, declarations, refused_words
+from tools.syntax import nodes_of, parsed, walk
 
 ROOT = Path(__file__).resolve().parents[1]
 PROSE = {
@@ -40,11 +41,15 @@ def imports(node: ast.AST, package: str, when: str = "now") -> Iterator[Import]:
         elif isinstance(child, ast.ImportFrom):
             base = import_base(child, package)
             yield from ((f"{base}.{alias.name}", child.lineno, when) for alias in child.names)
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        elif isinstance(child, ast.If) and any(map(_names_type_checking, walk(child.test))):
             yield from imports(child, package, "typing")
-        else:
+        elif not isinstance(child, ast.expr):
             function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from imports(child, package, "later" if function else when)
+
+
+def _names_type_checking(node: ast.AST) -> bool:
+    return "TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", ""))
 
 
 def import_base(node: ast.ImportFrom, package: str) -> str:
@@ -66,7 +71,7 @@ class Tree:
         """The package's modules by their path below its folder."""
         package = self.root / "paddle_dp"
         return {
-            file.relative_to(package).as_posix(): ast.parse(file.read_text())
+            file.relative_to(package).as_posix(): parsed(file.read_text())
             for file in sorted(package.rglob("*.py"))
         }
 
@@ -87,7 +92,7 @@ class Tree:
         graph = {}
         for module, file in modules.items():
             package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-            names = (name for name, _, _ in imports(ast.parse(file.read_text()), package))
+            names = (name for name, _, _ in imports(parsed(file.read_text()), package))
             loaded = {name if name in modules else name.rpartition(".")[0] for name in names}
             graph[module] = loaded & set(modules) - {module}
         return graph
@@ -97,7 +102,7 @@ class Tree:
         return {
             (module_of(file), node.name): node
             for file, tree in self.source.items()
-            for node in ast.walk(tree)
+            for node in nodes_of(tree)
             if isinstance(node, ast.ClassDef)
         }
 
@@ -133,7 +138,7 @@ class Tree:
         for file, tree in self.source.items():
             module = module_of(file)
             package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
-            for node in ast.walk(tree):
+            for node in nodes_of(tree):
                 if isinstance(node, ast.ImportFrom):
                     base = import_base(node, package)
                     for alias in node.names:
