@@ -223,8 +223,9 @@ def test_every_block_of_the_readme_is_covered() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "verify", "audit"])
 def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Path) -> None:
-    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long, the audit of two
-    steps an epoch. The comparison is of two steps, in forks, with fewer channels: `train --verify` starts one for real.
+    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long, and starts for
+    real. In forks are the comparison, of two steps and fewer channels, and the audit, of two steps an epoch, which
+    tests/audit starts for real.
     """
     shown = {text.split()[2]: text.splitlines() for _, text in blocks("README.md") if text.startswith("$ ")}
     command, *lines = {"train": [f"$ {TRAIN} train.length=1epoch"], **shown}[verb]
@@ -232,13 +233,12 @@ def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Pat
     words = command.split()[2:] + [f"output_dir={tmp_path / 'run'}"] * (verb != "audit")
     if verb == "audit":
         words[1:1] = ["--steps", "1"]  # what stands behind the script is the script's
-    if verb == "verify":
-        said = run_command([*words, "--steps", "2", "model.widths=[8, 16]"], ROOT)
-    else:
-        done = run_program(
-            *command_line(), *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit")
-        )
+    if verb == "train":
+        done = run_program(*command_line(), *words, env={"COLUMNS": "100"}, timeout=200)
         said = done.stdout + done.stderr
+    else:
+        words += ["--steps", "2", "model.widths=[8, 16]"] * (verb == "verify")
+        said = run_command(words, ROOT, status=int(verb == "audit"))
     printed = [_without_numbers(line) for line in said.splitlines()]
     for line in lines:
         if "…" not in line:
@@ -293,16 +293,15 @@ def _assert_it_learned(printed: str, held_out: int) -> None:
 
 
 def test_both_scripts_of_the_readme_run_on_two_ranks(tmp_path: Path) -> None:
-    """The plain loop in forks, and the six lines that replace its own by `paddle-dp launch`, as the README says it."""
+    """The plain loop, and the one with the six lines that replace its own, in forks that have what Paddle's launcher
+    gives; tests/launch/test_script.py has `paddle-dp launch`."""
     (diff,) = [text.splitlines() for lang, text in blocks("README.md") if lang == "diff"]
     assert sum(line.startswith("+") for line in diff) == 6, "the README speaks of six lines in"
     assert {line[0] for line in diff} == set("+- ")
     for name, sign in (("plain.py", "-"), ("own.py", "+")):
         (tmp_path / name).write_text("\n".join(line[1:] for line in diff if line[0] in f" {sign}") + "\n")
     run_script(tmp_path / "plain.py")
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    done = run_program(*command_line(), "launch", "--ranks", "2", "own.py", folder=tmp_path, env=quiet)
-    _assert_it_learned(done.stdout, 360)
+    _assert_it_learned(run_script(tmp_path / "own.py"), 360)
 
 
 def test_the_script_without_yaml_runs_on_two_ranks(tmp_path: Path) -> None:
@@ -377,21 +376,23 @@ def test_every_file_of_the_page_on_parts_is_the_reader_s_and_imports_public_name
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:
-    """docs/add-a-part.md, done as it says, on two ranks: a recipe whose parts are all the reader's."""
+    """docs/add-a-part.md, done as it says, on two ranks in forks: a recipe whose parts are all the reader's. A process
+    that starts for real finds them, too."""
     write_files(PARTS, tmp_path)
-    env = shell_variables(tmp_path / "bin")
-    commands = ("paddle-dp check moons.yaml", "paddle-dp train moons.yaml --ranks 2")
-    done = run_program("bash", "-ec", "\n".join(commands), folder=tmp_path, env=env)
     used = ("model", "data", "losses", "optimizers", "schedules", "callbacks")
-    assert f"imported: {', '.join(f'mine/{name}.py' for name in used)}\n" in done.stdout
-    assert re.search(r"^stopped at step \d+: the loss is 0\.0\d+$", done.stdout, re.M)
+    checked = run_command(["check", "moons.yaml"], tmp_path)
+    assert f"imported: {', '.join(f'mine/{name}.py' for name in used)}\n" in checked
+    trained = run_command(["train", "moons.yaml", "--ranks", "2"], tmp_path)
+    assert re.search(r"^stopped at step \d+: the loss is 0\.0\d+$", trained, re.M)
+    words = ("train", "moons.yaml", "train.length=1 step", "output_dir=started")
+    assert "1 step in " in run_program(*command_line(), *words, folder=tmp_path).stdout
     assert events(tmp_path / "runs/moons", "evaluated")[-1]["acc1"] > 0.9
     assert all((tmp_path / f"runs/moons/code/mine/{name}.py").exists() for name in used)
 
 
 def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(tmp_path: Path) -> None:
     write_files(PARTS, tmp_path)
-    words = "--steps 4 strategy.use=mine.strategies.Plain loss='{use: mine.pairs.Alike}'"
+    words = "--steps 2 strategy.use=mine.strategies.Plain loss='{use: mine.pairs.Alike}'"
     printed = run_command(shlex.split(f"verify moons.yaml --ranks 2 {words}"), tmp_path)
     assert "SAME: 2 ranks learn what one process learns" in printed
 
