@@ -1,6 +1,7 @@
 """`paddle-dp` for the shells of tests, without the second in which each command imports what it needs.
 
     subprocess.run([*command_line(), "check", "recipe.yaml"])
+    subprocess.run([*command_line(), "python", "script.py"])  # or "-c" and code: without the seconds of `import paddle`
 
 A small program sends its words, folder, variables and open files to a process that has imported everything, a fork of
 which is the command. What the command starts (the launcher, ranks) is new processes, as ever.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -20,6 +22,7 @@ import tempfile
 import traceback
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all
@@ -91,8 +94,6 @@ def _watch(end: socket.socket) -> NoReturn:
 
 
 def _become(files: list[int], words: list[str], folder: str, variables: dict[str, str]) -> NoReturn:
-    from paddle_dp import cli
-
     die_with_parent()
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -101,12 +102,10 @@ def _become(files: list[int], words: list[str], folder: str, variables: dict[str
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    sys.argv = ["paddle-dp", *words]
-    sys.path.insert(0, folder)
     draw_anew()
     status = 1
     try:
-        cli.main(words)
+        _run(words, folder)
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -115,3 +114,22 @@ def _become(files: list[int], words: list[str], folder: str, variables: dict[str
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _run(words: list[str], folder: str) -> None:
+    from paddle_dp import cli
+
+    if words[0] != "python":
+        sys.argv = ["paddle-dp", *words]
+        sys.path.insert(0, folder)
+        cli.main(words)
+        return
+    sys.argv = words[1:]
+    sys.modules["__main__"] = main = ModuleType("__main__")  # where `python -c` works
+    if words[1] == "-c":
+        sys.argv[:2] = ["-c"]
+        sys.path.insert(0, "")
+        exec(compile(words[2], "<string>", "exec"), vars(main))
+    else:
+        sys.path.insert(0, str(Path(words[1]).resolve().parent))
+        runpy.run_path(words[1], run_name="__main__")

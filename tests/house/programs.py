@@ -42,12 +42,14 @@ def run_python(*words: str | Path, **how: object) -> subprocess.CompletedProcess
 
 def shell_variables(folder: Path) -> dict[str, str]:
     """Writes `python` and `paddle-dp` of this environment into `folder`, and returns the variables of a shell that
-    finds them. That `paddle-dp` is a fork of the waiting process (command_service.py)."""
+    finds them. Both are forks of the waiting process (command_service.py), but for `python -m`."""
     from tests.house.command_service import command_line
 
     folder.mkdir()
-    for name, words in {"python": [sys.executable], "paddle-dp": command_line()}.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    module = f'[ "$1" = -m ] && exec {shlex.quote(sys.executable)} "$@"\n'
+    for name, words in {"python": [*command_line(), "python"], "paddle-dp": command_line()}.items():
+        lines = f'#!/bin/sh\n{module * (name == "python")}exec {shlex.join(words)} "$@"\n'
+        (folder / name).write_text(lines)
         (folder / name).chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
