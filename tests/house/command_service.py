@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all
 from tests.eventually import eventually
+from tests.house.forked_trial import try_in_forks
 from tests.rank_pool import draw_anew, rank_pool
 from tests.ranks import ROOT, _environment, _name
 
@@ -122,6 +123,7 @@ def _run(words: list[str], folder: str) -> None:
     if words[0] != "python":
         sys.argv = ["paddle-dp", *words]
         sys.path.insert(0, folder)
+        try_in_forks()
         cli.main(words)
         return
     sys.argv = words[1:]

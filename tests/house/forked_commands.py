@@ -26,6 +26,7 @@ from paddle_dp.launch.recipe_rank import work
 from paddle_dp.launch.supervisor import Exited
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.proof import sides
+from tests.house.forked_trial import try_in_forks
 from tests.ranks import run_ranks
 
 
@@ -105,6 +106,7 @@ def as_main(script: str) -> str:
 def leave(folder: str, words: list[str]) -> tuple[int, str]:
     """In a fork: the exit status of a command, and what it printed."""
     _enter(folder)
+    try_in_forks()
     with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
         status = _status(words)
     return status, printed.getvalue()
