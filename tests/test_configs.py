@@ -39,6 +39,15 @@ ALSO_TESTED = {
     "siamese_digits",
     "inception_branches",
 }
+# These pass the trial of `check` in every run; two ranks train by what they name there, too.
+TRAINED_ELSEWHERE = {
+    "digits_convnet",  # tests/test_docs.py: the README compares it on three ranks
+    "digits_dropout",  # digits_convnet with dropout, whose masks have tests/core/dropout
+    "gpt_tiny",  # tests/axes; with these callbacks, as llama_tiny_lora
+    "llama_tiny",  # llama_tiny_lora without adapters
+    "resnet18_random",  # BatchNorm on ranks as digits_convnet, its layers as resnet50_pipeline
+    "vit_digits",  # vit_tensor2 without its axis
+}
 SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 50 alone does not
     "resnet18_random": [
         "train.batch=5", "dataset.shape=[3,8,8]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
@@ -109,7 +118,7 @@ def check_trains(path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=pytest.mark.long) if path.stem in ALSO_TESTED else path
+        pytest.param(path, marks=pytest.mark.long) if path.stem in ALSO_TESTED | TRAINED_ELSEWHERE else path
         for path in AT_HAND
         if ranks_of(path) <= 4
     ],

@@ -110,7 +110,7 @@ def test_a_command_of_the_service_is_the_command(tmp_path):
     (tmp_path / "mine.py").write_text("def Net():\n    import paddle\n    return paddle.nn.Linear(64, 10)\n")
     recipe = (ROOT / "configs/digits_mlp.yaml").read_text()
     (tmp_path / "own.yaml").write_text(re.sub("(?m)^model:.*", "model: {use: mine.Net}", recipe))
-    for words in (["check", "own.yaml", "--ranks", "2"], ["check", "own.yaml", "train.bacth=3"], ["check"]):
+    for words in (["check", "own.yaml", "--ranks", "2"], ["check", "own.yaml", "train.bacth=3"]):
         ends = [
             subprocess.run(
                 [*command, *words],
