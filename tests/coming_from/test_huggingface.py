@@ -312,7 +312,7 @@ def test_bad_input_writes_nothing(tmp_path: Path, more: dict[str, Any], said: st
         ('{"log_history": [{"loss": 1.0}], "max_steps": 4}', ["--ranks", "2"], "training_args.bin next to it has them"),
         ('{"per_device_train_batch_size": 8', ["--ranks", "2"], "is no YAML"),
         ("{}", ["--ranks", "2"], "nor arguments of PaddleNLP, PaddleFormers or Hugging Face's Trainer"),
-        ("[" * 3000, ["--ranks", "2"], "nested too deep"),
+        ("[" * 700, ["--ranks", "2"], "nested too deep"),
         ("", ["--ranks", "2"], "holds no configuration: its content is a NoneType"),
         ("\0", ["--ranks", "2"], "is no YAML"),
     ],

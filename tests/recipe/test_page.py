@@ -182,8 +182,8 @@ def test_many_keys_are_told_apart_in_calls_that_grow_as_they_do(tmp_path: Path) 
             sys.setprofile(before)
         return count
 
-    calls(50)
-    assert calls(200) < 5 * calls(50)
+    calls(30)
+    assert calls(120) < 5 * calls(30)
 
 
 def test_brackets_within_brackets_are_bounded() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from paddle_dp.mesh.degrees import Degrees
@@ -38,7 +39,7 @@ class ConvolutionalRun:
 
 def convolutional_runs(rows: list[dict[str, Any]]) -> Iterator[ConvolutionalRun]:
     """The runs on one node, in the order of the rows."""
-    plain = traced_model(find("models", "resnet")(depth=50).build, [((3, 224, 224), "float32")])
+    plain = resnet50()
     for row in rows:
         if row.get("model") != "ResNet-50" or row["cards"] > 8:
             continue
@@ -54,6 +55,11 @@ def convolutional_runs(rows: list[dict[str, Any]]) -> Iterator[ConvolutionalRun]
         yield ConvolutionalRun(
             name=name, measured=batch * row["cards"] / row["samples_per_s"], foretold=float(step.seconds[0])
         )
+
+
+@cache
+def resnet50() -> TracedModel:
+    return traced_model(find("models", "resnet")(depth=50).build, [((3, 224, 224), "float32")])
 
 
 def fused(model: TracedModel) -> TracedModel:
