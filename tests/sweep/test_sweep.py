@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,10 +144,13 @@ def search_of(plan: SweepPlan) -> SweepSearch:
     )  # fmt: skip
 
 
+planned_once = cache(planned)  # it reads the recipe with each setting
+
+
 def played(recipe: Path, *words: str, player: Player | None = None, **options: Any) -> list[TrialRecord]:
     """Runs a sweep, or goes on with it, and returns its trials."""
     folder = options.pop("folder", recipe.parent / "sweep")
-    plan = planned(SweepRequest(recipe=recipe, texts=words or (RATE, DECAY), folder=folder, **options))
+    plan = planned_once(SweepRequest(recipe=recipe, texts=words or (RATE, DECAY), folder=folder, **options))
     folder.mkdir(exist_ok=True)
     search = search_of(plan)
     Sweep(plan, search, player or Player()).run(Signals())

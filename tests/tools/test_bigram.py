@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tests.house.programs import run_python
-from tools.bigram import bigram_loss, unigram_loss
+from tests.house.programs import ROOT
+from tools.bigram import bigram_loss, main, unigram_loss
 
 
 def test_losses_are_those_counted_by_hand():
@@ -29,9 +29,8 @@ def test_a_text_that_repeats_is_known_and_noise_is_not():
     assert bigram_loss(cycle, cycle, 8) < 0.01 and unigram_loss(cycle, cycle, 8) == pytest.approx(math.log(8))
 
 
-def test_it_prints_what_a_recipe_has_to_get_below(tmp_path):
-    settings = [f"dataset.cache={tmp_path}", "dataset.limit=200 KB"]
-    done = run_python("tools/bigram.py", "configs/gpt_single.yaml", *settings)
-    first, unigram, bigram = done.stdout.splitlines()
+def test_it_prints_what_a_recipe_has_to_get_below(tmp_path, capsys):
+    main(ROOT / "configs/gpt_single.yaml", [f"dataset.cache={tmp_path}", "dataset.limit=200 KB"])
+    first, unigram, bigram = capsys.readouterr().out.splitlines()
     assert "tokens" in first
     assert 1.5 < float(bigram.split()[1]) < float(unigram.split()[1]) < math.log(256)
