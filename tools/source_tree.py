@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from tools.declared_names import assigned_names, declarations, refused_words
-from tools.syntax import nodes_of, parsed, walk
+from tools.syntax import nodes_of, parsed, uncollected, walk
 
 ROOT = Path(__file__).resolve().parents[1]
 PROSE = {
@@ -70,10 +70,11 @@ class Tree:
     def source(self) -> dict[str, ast.Module]:
         """The package's modules by their path below its folder."""
         package = self.root / "paddle_dp"
-        return {
-            file.relative_to(package).as_posix(): parsed(file.read_text())
-            for file in sorted(package.rglob("*.py"))
-        }
+        with uncollected():
+            return {
+                file.relative_to(package).as_posix(): parsed(file.read_text())
+                for file in sorted(package.rglob("*.py"))
+            }
 
     @cached_property
     def lines(self) -> dict[str, int]:

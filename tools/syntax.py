@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import ast
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Looks for no garbage meanwhile: what is made is kept, and it would be looked through again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """Returns the tree of a module's text. Nothing in it is garbage, so that none is looked for."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
+    """Returns the tree of a module's text."""
+    with uncollected():
         return ast.parse(text)
-    finally:
-        if collected:
-            gc.enable()
 
 
 def walk(tree: ast.AST) -> list[ast.AST]:
