@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def rows(page: Path) -> list[Row]:
 ALL = [row for page in PAGES for row in rows(page)]
 
 
+@cache
 def keys() -> set[str]:
     """Every key of a recipe."""
     known = {*Recipe.model_fields, "optimizer.groups", "dataset.reading"}
@@ -87,6 +89,7 @@ def keys() -> set[str]:
     return known
 
 
+@cache
 def commands() -> dict[str, set[str]]:
     """The options of each command."""
     return {verb: {o for p in each.params for o in p.opts} for verb, each in command().commands.items()}
@@ -104,9 +107,17 @@ def hint(word: str) -> str:
     ):
         said = CliRunner().invoke(app, ["check", "x.yaml", word, "1"]).output
         return " ".join(re.sub("[│╭╮╰╯─]", " ", said).split())
+    return answers()[key_of(word)]
+
+
+@cache
+def answers() -> dict[str, str]:
+    """The answer to each key of the pages, from one reading of a recipe with all of them."""
+    words = {key_of(word) for row in ALL for word in row.theirs if re.fullmatch(r"[\w.-]+", word)}
     with pytest.raises(RecipeError) as caught:
-        read_recipe("configs/digits_mlp.yaml", [f"train.{key_of(word)}=1"])
-    return str(caught.value)
+        read_recipe("configs/digits_mlp.yaml", [f"train.{word}=1" for word in sorted(words)])
+    said = re.split(r"^override 'train\.(\w+)=1': ", str(caught.value), flags=re.M)
+    return dict(zip(said[1::2], said[2::2], strict=True))
 
 
 def test_every_page_has_its_table_and_its_twin() -> None:
