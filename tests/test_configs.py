@@ -60,6 +60,7 @@ SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 5
     "resnet50_pipeline": ["train.batch=4", "train.micro_batches=2", "model.depth=18", "dataset.shape=[3,8,8]"],
     "inception_branches": ["train.batch=4"],
     "digits_resnet18": ["train.batch=8", "dataset.size=8"],
+    "digits_distillation": ["train.batch=50", "callbacks=[{use: metrics}]"],  # the pictures are vit_tensor2's
     "large_classifier": ["train.batch=50", "model.classes=1000", "dataset.classes=1000"],
 }  # fmt: skip
 

@@ -13,18 +13,13 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paddle_dp import cli
-from paddle_dp.audit import Script, runner
-from paddle_dp.audit.events import EventJournal
 from paddle_dp.launch import start
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.recipe_rank import work
-from paddle_dp.launch.supervisor import Exited
-from paddle_dp.mesh.environment import Environment
 from paddle_dp.proof import sides
 from tests.house.forked_trial import try_in_forks
 from tests.ranks import run_ranks
@@ -44,14 +39,13 @@ def run_command(words: list[str], folder: Path, status: int = 0) -> str:
             return 1
         return 0
 
-    if words[0] not in ("train", "verify", "audit"):
+    if words[0] not in ("train", "verify"):
         ((left, said),) = run_ranks(leave, 1, here, words)
         printed.write(said)
     else:
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
             for module, name in ((start, "run"), (sides, "run"), (sides, "run_alone")):
                 patch.setattr(module, name, job)
-            patch.setattr(Script, "run", record)
             patch.syspath_prepend(here)
             patch.setenv("COLUMNS", "100")
             patch.chdir(folder)
@@ -69,24 +63,6 @@ def rank(folder: str, entry_point: str, recipe: str, overrides: list[str], optio
     with redirect_stdout(StringIO()) as printed:
         work(entry_point, Path(recipe), overrides, options)
     return printed.getvalue()
-
-
-def record(script: Script, ranks: int, folder: Path, replay: object = None) -> Exited:
-    """`Script.run` of an audit, for scripts that end well."""
-    folder.mkdir()
-    options = {"folder": str(folder), "steps": script.steps, "patience": script.patience, "replay": replay}
-    run_ranks(audited, ranks, os.getcwd(), options, str(script.path), script.arguments)
-    return Exited()
-
-
-def audited(folder: str, options: dict[str, Any], script: str, arguments: list[str]) -> None:
-    """In a rank: runs a script under the hooks of an audit."""
-    _enter(folder)
-    here = Environment.read()
-    journal = EventJournal(Path(options["folder"]), here.rank)
-    with redirect_stdout(StringIO()):
-        assert runner.run(script, arguments, journal, runner.install(journal, options)) == 0
-    runner.wait_for_ranks(journal.folder, here.rank, here.ranks)
 
 
 def run_script(script: Path, ranks: int = 2) -> str:
