@@ -35,7 +35,9 @@ def test_a_folder_in_which_a_job_runs_is_refused_and_not_moved(tmp_path: Path) -
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None and job.stdout.readline() == b"held\n"
         for resume in ("newest", None):
-            with pytest.raises(UsageError, match=rf"belongs to a job that is running \(process {job.pid} on "):
+            with pytest.raises(
+                UsageError, match=rf"belongs to a job that is running \(process {job.pid} on "
+            ):
                 claim(folder, resume)
         assert (folder / "metrics.jsonl").exists() and not (tmp_path / "run.1").exists()
         job.kill()  # the kernel lets go
