@@ -74,8 +74,9 @@ def run_block(
     shell = (
         ["bash", "-eo", "pipefail", "-c"] if block.language == "bash" else [*command_line(), "python", "-c"]
     )
-    for text in [block.command] if block.long or block.status else TRAINING.split(block.command):
-        if TRAINING.fullmatch(text):
+    in_forks = not (block.long or block.status)
+    for text in TRAINING.split(block.command) if in_forks else [block.command]:
+        if in_forks and TRAINING.fullmatch(text):
             printed += run_command([*shlex.split(text)[1:], "train.length=1 epoch"], folder)
         elif text.strip():
             done = run_program(
