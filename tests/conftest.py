@@ -34,17 +34,18 @@ watch = Watch()
 GIB_A_WORKER = 2
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
-    "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_configs.py",
-    "test_how_to.py",
-    "faults/test_refused_start.py", "proof/zoo/test_zoo.py", "faults/test_failures.py", "train/test_resume.py",
-    "faults/test_ends.py",
-    "launch/test_steady.py", "certificate/test_verified.py", "faults/test_stop_requests.py", "assembly/test_claims.py",
-    "faults/test_surroundings.py", "faults/test_strangers.py", "train/test_run_folder.py",
-    "faults/test_standstill.py", "axes/test_sharding.py", "axes/test_hybrid.py",
-    "cli/test_cli.py", "audit/test_audit.py", "recipe/test_page.py", "proof/mutants/test_mutants.py",
-    "axes/test_sequence.py", "launch/test_recipe_rank.py", "train/test_blame.py", "axes/test_pipeline.py",
-    "identity/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",
-    "learner/test_any_model.py",
+    "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_names.py",
+    "faults/test_refused_start.py", "faults/test_ends.py", "faults/test_stop_requests.py", "assembly/test_claims.py",
+    "faults/test_surroundings.py", "train/test_run_folder.py", "faults/test_standstill.py", "axes/test_sharding.py",
+    "launch/test_steady.py", "train/test_resume.py", "proof/mutants/test_mutants.py", "proof/zoo/test_zoo.py",
+    "test_configs.py", "test_how_to.py", "recipe/test_page.py",
+)  # fmt: skip
+
+
+# Those that read the sources share one worker, which parses each file once.
+READERS = (
+    "tests/test_names.py", "tests/test_no_eval.py", "tests/test_private_names.py", "tests/test_layers.py",
+    "tests/tools/test_house.py",
 )  # fmt: skip
 
 
@@ -52,6 +53,8 @@ class ByFile(LoadFileScheduling):
     """A worker takes whole files; all of tests/sim go to one, which imports Paddle for a device once."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(READERS):
+            return READERS[0]
         return "tests/sim" if nodeid.startswith("tests/sim/") else super()._split_scope(nodeid)
 
 
