@@ -377,15 +377,15 @@ def test_every_file_of_the_page_on_parts_is_the_reader_s_and_imports_public_name
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:
-    """docs/add-a-part.md, done as it says, on two ranks in forks: a recipe whose parts are all the reader's. A process
-    that starts for real finds them, too."""
+    """docs/add-a-part.md, done as it says, on two ranks in forks: a recipe whose parts are all the reader's. Ranks that
+    start for real, in the reader's folder, find them, too."""
     write_files(PARTS, tmp_path)
     used = ("model", "data", "losses", "optimizers", "schedules", "callbacks")
     checked = run_command(["check", "moons.yaml"], tmp_path)
     assert f"imported: {', '.join(f'mine/{name}.py' for name in used)}\n" in checked
     trained = run_command(["train", "moons.yaml", "--ranks", "2"], tmp_path)
     assert re.search(r"^stopped at step \d+: the loss is 0\.0\d+$", trained, re.M)
-    words = ("train", "moons.yaml", "train.length=1 step", "output_dir=started")
+    words = ("train", "moons.yaml", "--ranks", "2", "train.length=1 step", "output_dir=started")
     assert "1 step in " in run_program(*command_line(), *words, folder=tmp_path).stdout
     assert events(tmp_path / "runs/moons", "evaluated")[-1]["acc1"] > 0.9
     assert all((tmp_path / f"runs/moons/code/mine/{name}.py").exists() for name in used)

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import paddle
 from paddle import nn
 from PIL import Image
 
@@ -129,12 +130,18 @@ def test_a_tracker_without_its_package_is_refused(
 
 @pytest.mark.processes
 def test_a_model_that_takes_too_long_is_not_said_to_refuse_the_samples(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also where the time is over within the model's forward: a busy machine is no mistake of the recipe."""
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: time.sleep(30))
-    monkeypatch.setattr(first_forward, "SECONDS", 1)
-    assert answer(DIGITS, []) == {"lines": ["not tried to the end: it took more than 1 s"]}
+
+    def forward(layer: nn.Linear, x: paddle.Tensor) -> None:
+        (tmp_path / "entered").touch()
+        time.sleep(30)
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    monkeypatch.setattr(first_forward, "SECONDS", 3)
+    assert answer(DIGITS, []) == {"lines": ["not tried to the end: it took more than 3 s"]}
+    assert (tmp_path / "entered").exists()
 
 
 def test_a_training_s_first_update_says_it_in_the_same_sentence(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_slow_samples_are_not_taken_for_hung_ones():
             time.sleep(0.25)
             return super().__getitem__(index)
 
-    with Loader(Slow(6), Sampler(6, 6), num_workers=1, timeout=1.0) as loader:
+    with Loader(Slow(9), Sampler(9, 9), num_workers=1, timeout=2.0) as loader:
         assert len(rows(loader)) == 1
 
 

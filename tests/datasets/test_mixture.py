@@ -566,15 +566,14 @@ MIXTURE = (
 
 
 @pytest.mark.processes
-def test_two_ranks_that_go_on_learn_what_one_process_learns(tmp_path: Path) -> None:
+def test_two_ranks_and_one_that_goes_on_learn_what_one_process_learns(tmp_path: Path) -> None:
     how = {"more": ["model.depth=2", MIXTURE]}
-    one = {"strategy": "{use: single}", **how}
-    cases = {"alone": {**one, "until": "5 steps"}, "begun": {**one, "until": "3 steps"}}  # an epoch has 2
+    begun = run_ranks(
+        train, 2, str(tmp_path / "two"), "{use: data_parallel}", "3 steps", **how
+    )  # an epoch has 2
+    one = {"strategy": "{use: single}", "until": "5 steps", **how}
+    cases = {"alone": one, "resumed": {**one, "resume": begun[0]["saved"]}}
     (found,) = run_ranks(train_cases, 1, str(tmp_path), cases)
-    alone, begun = found["alone"], found["begun"]
-    assert alone["samples"] == 29
-    how["resume"] = begun["saved"]
-    resumed = run_ranks(train, 2, str(tmp_path / "two"), "{use: data_parallel}", "5 steps", **how)
-    for rank in resumed:
-        rank["rows"] = begun["rows"] + rank["rows"]
-    assert_same(resumed, alone)
+    assert found["alone"]["samples"] == 29
+    resumed = [{**found["resumed"], "rows": rank["rows"] + found["resumed"]["rows"]} for rank in begun]
+    assert_same(resumed, found["alone"])

@@ -51,6 +51,8 @@ def trace_each(recipe: Any, options: Mapping[str, Any]) -> None:
         before = [dict(vars(owner)) for owner in CHANGED]
         trace(read_recipe(Path(options["recipe"]), words), asked)
         for owner, attributes in zip(CHANGED, before, strict=True):
+            for attribute in vars(owner).keys() - attributes.keys():
+                delattr(owner, attribute)
             for attribute, value in attributes.items():
                 if vars(owner)[attribute] is not value:
                     setattr(owner, attribute, value)

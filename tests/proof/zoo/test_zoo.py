@@ -6,9 +6,9 @@ from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.marking import Mark, examine
 
-SAMPLE = (  # one of each guard, and an honest one, of a perceptron on two ranks: one job beside that of one process
+SAMPLE = (  # one of each guard and an honest one, of a perceptron on two ranks; and weights that owners lend
     "mean of means", "ranks train alone", "unused on one rank", "evaluation: padded", "resume: first batch",
-    "evaluation: leaves its mark", "rehearsal, mlp",
+    "evaluation: leaves its mark", "rehearsal, mlp", "loan before the update, rehearsed",
 )  # fmt: skip
 
 
