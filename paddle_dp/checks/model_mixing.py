@@ -3,17 +3,19 @@ trials of samples need, too."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import call
+from paddle_dp.batch import call, leaves
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout import Scope, install
@@ -40,7 +42,8 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
     elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
     """
-    name, pair, state = type(model).__name__, cast(pair, read_by(model)), state_of(model)
+    name, pair = type(model).__name__, cast(pair, read_by(model))
+    state = state_of(model, pair)
     if exact:
         install()
     runs = []
@@ -75,25 +78,33 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     return [], []
 
 
-def state_of(model: nn.Layer, owner: Any = None) -> Callable[[], Any]:
-    """A function whose values compare equal as long as a model, and the `owner` of its loss, are as they were: weights,
-    buffers, modes, attributes, and generators. Those of a large model never do."""
-    tensors = [*model.parameters(), *model.buffers()]
+def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[], Any]:
+    """A function whose values compare equal as long as a model, its samples and the generators are as they were:
+    weights, buffers, modes and attributes. They never do for code of others, which may keep state anywhere (also that
+    of a loss that is not `is_known`), nor for a large model."""
     layers = model.sublayers(include_self=True)
-    if sum(x.size * x.element_size() for x in tensors) > MAX_COMPARED_BYTES:
+    hooks = [h for x in layers for h in (*x._forward_pre_hooks.values(), *x._forward_post_hooks.values())]
+    tensors = [*model.parameters(), *model.buffers()]
+    size = sum(x.size * x.element_size() for x in tensors)
+    if not is_known or size > MAX_COMPARED_BYTES or not all(map(_is_known, [*map(type, layers), *hooks])):
         return object
-    attributes = Attributes({str(number): each for number, each in enumerate([*layers, owner])})
+    attributes = Attributes({str(number): layer for number, layer in enumerate(layers)})
+    inputs = [x for x in leaves(samples) if isinstance(x, paddle.Tensor)]
 
     def state() -> Any:
         modes = [layer.training for layer in layers]
-        return (
-            digests([*model.parameters(), *model.buffers()]),
-            modes,
-            attributes.changed(),
-            rng_states(),
-        )
+        sums = digests([*model.parameters(), *model.buffers(), *inputs])
+        return sums, modes, attributes.changed(), rng_states()
 
     return state
+
+
+def _is_known(code: Any) -> bool:
+    """Whether a class or function is Paddle's or in this package or its models."""
+    name = getattr(code, "__module__", None) or ""
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
+    shipped = file.parent == Path(__file__).resolve().parents[2] / "models"
+    return name.partition(".")[0] in ("paddle", "paddle_dp") or shipped
 
 
 def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:

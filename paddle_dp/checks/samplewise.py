@@ -82,8 +82,14 @@ def is_known(loss: Loss) -> bool:
     """Whether a loss needs no trial: it is in this package, or is meant to compare samples."""
     if isinstance(loss, TurnsLoss):
         return all(is_known(turn.loss) for turn in loss.turns)
-    is_package_loss = loss.function is None or type(loss.function).__module__.startswith("paddle_dp.")
-    return is_package_loss or bool(loss.compares)
+    return loss.function is None or is_package_loss(loss) or bool(loss.compares)
+
+
+def is_package_loss(loss: Loss) -> bool:
+    """Whether all of a loss's code is in this package."""
+    if isinstance(loss, TurnsLoss):
+        return all(is_package_loss(turn.loss) for turn in loss.turns)
+    return type(loss.function or loss).__module__.startswith("paddle_dp.")
 
 
 def findings(
@@ -143,7 +149,9 @@ class _Trial:
 
     def __init__(self, learner: Learner, first: MicroBatch, run_trial: ProcessRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
-        self._run_trial, self._state = run_trial, state_of(learner.model, self.loss.owner)
+        self._run_trial = run_trial
+        inputs_and_targets = self.first.inputs, self.first.targets
+        self._state = state_of(learner.model, inputs_and_targets, is_package_loss(self.loss))
         self._batch = Batch((), first.samples, 0, 0)
         half = first.samples // 2
         self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]

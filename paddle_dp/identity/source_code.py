@@ -36,7 +36,7 @@ def module_code() -> dict[str, str]:
     """{"code of module net": "CRC-32 0a1b2c3d"} for each imported file outside installed packages."""
     checksums, main = {}, sys.modules.get("__main__")
     for name in sorted(name for name in list(sys.modules) if not is_library(name)):
-        module = sys.modules[name]
+        module = sys.modules.get(name)
         file = str(getattr(module, "__file__", None))
         if module is main or name in _PYTHON_MODULES or not file.endswith(".py"):
             continue

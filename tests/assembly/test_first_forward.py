@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 import paddle
+import pytest
 from paddle import nn
 from PIL import Image
 

@@ -239,10 +239,13 @@ def leave(*words: str) -> int:
 def test_train_verify_proves_and_then_trains(
     training: Callable[..., tuple[int, str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """tests/test_docs.py starts the README's for real."""
+    """And who trains something else is told. tests/test_docs.py starts the README's for real."""
     status, printed = training("--verify")
     assert status == 0 and "SAME: 2 ranks learn what one process learns" in capfd.readouterr().out
     assert_proven(printed, tmp_path / "runs/a")
+    status, printed = training("train.batch=9")
+    assert status == 0 and "one process's result" not in printed
+    assert printed.count("  the proof    no proof of this training: verified on 2 ranks, ") == 2
 
 
 @pytest.mark.processes

@@ -499,8 +499,22 @@ class Later(Alike):
         return super().forward(x) if self.calls > 1 else self.linear(x)
 
 
-@pytest.mark.parametrize(("model", "expected"), [(network(), 1), (Later(), 6)])
-def test_runs_share_a_process_and_begin_with_one_state(model, expected):
+def normalized() -> nn.Layer:
+    """With statistics, and a frozen weight."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Linear(8, CLASSES))
+    model[0].weight.stop_gradient = True
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected", "more", "remembers"),
+    [
+        (network(), 1, 3, []),
+        (normalized(), 1, 3, []),  # the model, what a forward changes, halves of a batch with their gradients
+        (Later(), 6, 11, ["model.calls"]),
+    ],
+)
+def test_runs_share_a_process_and_begin_with_one_state(model, expected, more, remembers):
     runner, processes = ForkRunner(30.0), []
 
     def run(function):
@@ -509,3 +523,8 @@ def test_runs_share_a_process_and_begin_with_one_state(model, expected):
 
     assert mixing(model, batch(2).micro_batches[0].inputs, run) == ([], [])
     assert len(processes) == expected
+    processes.clear()
+    assert findings(task(CrossEntropy().build(), model), batch().micro_batches[0], run, True) == Findings(
+        remembers=remembers
+    )
+    assert len(processes) == more

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,16 @@ def test_runs_share_a_process_until_one_changes_the_state_or_fails():
     with pytest.raises(ValueError, match="with state 0"):
         next(results)
     assert len(processes) == 3  # 0 to 2, 3, and the one that fails
+
+
+def test_results_before_the_end_of_a_process_are_not_lost():
+    def run(function):
+        try:
+            return function()
+        except SystemExit as end:
+            raise ValueError(f"the process left with {end}") from end
+
+    results = results_of(run, [lambda: {"number": 0}, lambda: sys.exit(7)], lambda: 0)
+    assert next(results) == {"number": 0}
+    with pytest.raises(ValueError, match="left with 7"):
+        next(results)

@@ -276,7 +276,9 @@ class _Node:
         if self.signals.number:  # the job goes on: it was another request, and this node leaves
             self.obeyed, self.result = 0, None
             return
-        self.member.attempt = message["attempt"]
+        self.member.attempt, ranks = message["attempt"], self.member.hello["ranks"]
+        if dict(message["nodes"])[self.number] > ranks:  # its answer came after the wait for it
+            self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
         try:
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["attempt"] > 1)

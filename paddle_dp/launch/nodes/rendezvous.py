@@ -128,6 +128,7 @@ class Rendezvous:
         if here is not None:
             return f"{here} is here already: give every machine another --node-rank", True
         self.members[member.number] = member
+        self._unanswered.discard(member.number)
         self._last_attempt = max(self._last_attempt, attempt)
         self._send(member.number, say="welcome", silence=self.limits.silence)
         if self.state == "preparing":
@@ -211,7 +212,7 @@ class Rendezvous:
                 self._send_all(say="waits", nodes=absent, seconds=self._wait + limit, setting=setting)
             return
         if enough:
-            self.attempt = max(self.attempt, self._last_attempt) + 1
+            self.attempt, self._unanswered = max(self.attempt, self._last_attempt) + 1, set()
             self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]

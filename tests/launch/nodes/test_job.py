@@ -196,6 +196,17 @@ def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys
     assert capsys.readouterr().err.count(why) == 1  # on its node
 
 
+def test_a_node_that_says_too_late_how_many_ranks_it_has_says_it_in_the_next_attempt(play, monkeypatch):
+    note_lost = RankSupply.note_lost
+    monkeypatch.setattr(RankSupply, "note_lost", lambda *args: (time.sleep(1.0), note_lost(*args))[1])
+    monkeypatch.setattr(rendezvous, "GRACE", 0.3)
+    job = play()
+    job.start(0, waits, waits, waits, works, restarts=3, ranks=2, least_ranks=1)
+    job.start(1, raises, raises, waits, works, restarts=3, ranks=2, least_ranks=1)
+    assert job.end() == {0: 0, 1: 0}
+    assert [ranks for *_, ranks, _ in job.seen] == [2, 2, 2, 2, 2, 2, 1, 1]
+
+
 @pytest.mark.parametrize("kind", ["LostPeerError", "stood still"])
 def test_no_node_leaves_out_a_rank_that_may_have_waited_for_another_node(play, kind):
     """Where the network failed, the rank that noted it first lost its GPU."""

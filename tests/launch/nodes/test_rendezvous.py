@@ -396,6 +396,8 @@ class World:
             wait = self.chance.choice([0.0, 1.0, 1.0, None])
             answer = {"say": "judged", "attempt": attempt, "wait": wait, "status": 1, "told": {}}
             self.here.heard(0, answer, self.now)
+        elif said == "again" and number not in self.silent and self.chance.random() < 0.9:
+            self.here.heard(number, {"say": "offer", "attempt": attempt, "ranks": 1}, self.now)
         elif said == "leave":
             self.left.append((number, order["status"]))
 
@@ -470,3 +472,21 @@ def test_another_attempt_begins_once_each_node_has_said_how_many_ranks_it_has_or
     job.pass_time(1 if answers else 11)
     [(_, prepare)] = job.orders("prepare")
     assert [ranks for _, ranks, _ in prepare["nodes"]] == [1, 3 if answers else 1]
+
+
+def test_a_node_that_returns_or_another_attempt_is_not_waited_for_as_one_that_has_not_answered():
+    job = running(attempts=3, rejoin=60.0)
+    job.slow = {0, 1}
+    job.ended(1, "failed")
+    job.ended(0, "failed", consequence=True)
+    job.offer(0)
+    job.here.leave(1, job.now)
+    job.join(1, attempt=1)
+    job.begin(0, 1)  # at once: it has said how many ranks it has
+    job.ended(1, "failed")
+    job.ended(0, "failed", consequence=True)
+    job.pass_time(40)  # nobody answers
+    job.begin(0, 1)
+    job.here.leave(1, job.now)
+    job.ended(0, "stopped")
+    assert not job.here._unanswered
