@@ -114,6 +114,7 @@ def tell_environment(recipe: object, options: Options) -> None:
     say(recipe, options)
     if "fault" in options:
         leave_a_child_behind(recipe, options)
+        time.sleep(0.5)  # the supervisor shows the lines above as they come, not only what a failure leaves
         spoil(recipe, options)
 
 
