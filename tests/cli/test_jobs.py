@@ -86,6 +86,12 @@ def test_the_words_of_a_script_stay_what_they_are(leave: Leave, jobs: list[Job])
     assert jobs[0].script == ("own.py", "--resume", "--ranks", "9", "--resume") and jobs[0].ranks == 2
 
 
+def test_a_script_has_the_bridge_only_where_it_is_asked_for(leave: Leave, jobs: list[Job]) -> None:
+    leave("launch", "own.py")
+    leave("launch", "--cpu-bridge", "own.py")
+    assert [job.extra for job in jobs] == [{}, {"cpu_bridge": True}]
+
+
 def test_ranks_behind_a_script_are_not_taken_for_one_rank(leave: Leave, jobs: list[Job], capsys: Any) -> None:
     assert leave("launch", "own.py", "--ranks", "2") == 2 and not jobs
     assert "paddle-dp launch --ranks 2 own.py" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`paddle-dp launch`: any script on N ranks, with the supervision of a training."""
 
+import faulthandler
+import json
 import os
 import re
 import subprocess
@@ -10,11 +12,12 @@ import pytest
 
 from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
+from paddle_dp.launch import script_rank
 from paddle_dp.launch.command import SCRIPT_RANK, Job, LaunchPlan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.rank_process import is_well
-from paddle_dp.launch.script_rank import bridge, execute
+from paddle_dp.launch.script_rank import execute
 from paddle_dp.mesh.heartbeat import StatusTable, heartbeat, on_board
 from paddle_dp.recipe.folder import claim
 from tests.house.command_service import command_line
@@ -201,17 +204,22 @@ print("shape", model(paddle.ones([4, 8])).shape, flush=True)
 """
 
 
-def error_of(script: str) -> str:
-    """In a rank: what a script ends with where the job has no --cpu-bridge."""
-    os.environ["PADDLE_DP_OPTIONS"] = "{}"
-    bridge()
-    return str(execute([script]))
+def status_of(script: str, logs: str) -> int:
+    """In a rank: with which status a script ends where the job has no --cpu-bridge; the logs are in this folder."""
+    os.environ |= {"PADDLE_DP_OPTIONS": "{}", "PADDLE_DP_JOB": f"{os.getppid()}-1", "PADDLE_LOG_DIR": logs}
+    sys.argv = ["script_rank.py", script]
+    with pytest.raises(SystemExit) as end:
+        script_rank.main()
+    faulthandler.cancel_dump_traceback_later()  # rank 1 may still need rank 0
+    return end.value.code
 
 
 def test_a_fleet_script_runs_as_it_is_on_cpus_with_the_bridge(tmp_path):
     """Without it Paddle refuses, and this test is superfluous when it does not."""
     (tmp_path / "fleet_script.py").write_text(FLEET)
-    for said in run_ranks(error_of, 2, str(tmp_path / "fleet_script.py")):
-        assert "now, but this is cpu" in said
+    assert run_ranks(status_of, 2, str(tmp_path / "fleet_script.py"), str(tmp_path)) == [1, 1]
+    for rank in range(2):
+        failure = json.loads((tmp_path / f"failure.rank-{rank}.json").read_text())
+        assert "now, but this is cpu" in failure["message"]
     words = ("launch", "--ranks", "2", "--cpu-bridge", "fleet_script.py")
     assert "Size([4, 32])" in run_program(*command_line(), *words, folder=tmp_path).stdout
