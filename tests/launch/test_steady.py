@@ -16,6 +16,7 @@ import pytest
 
 from paddle_dp import Trainer
 from paddle_dp.launch import steady
+from paddle_dp.launch.processes import alive
 from paddle_dp.launch.steady import SteadyFile, steady_screen
 from tests.house.command_service import command_line
 from tests.ranks import run_ranks
@@ -133,19 +134,24 @@ def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
     ("ranks", "closed"),
     [
         (2, "<&- >&- 2>&-"),
-        (1, "| head -n 1"),
-        # By default in the two tests below, of one process.
-        *(pytest.param(1, closed, marks=pytest.mark.long) for closed in (">&-", "2>&-")),
+        (1, ">&-"),  # a process of its own, which ends as Python does
+        (1, "| head -n 1"),  # a fork
+        pytest.param(1, "2>&-", marks=pytest.mark.long),  # by default of what is no training, below
     ],
 )
 def test_a_training_without_standard_files_ends_well(tmp_path: Path, closed: str, ranks: int) -> None:
     start = command_line() if "|" in closed else [sys.executable, "-m", "paddle_dp"]
     words = f"{shlex.join(start)} train tests/faults/tiny.yaml train.length='40 steps'"
-    words += f" callbacks='[{{use: console, every: 1 step}}, {{use: checkpoint}}]' --ranks {ranks}"
+    callbacks = "{use: console, every: 1 step}, {use: checkpoint}"
+    if ranks == 2:
+        callbacks += f", {{use: tests.faults.killer.LeavesAChild, folder: {tmp_path}}}"
+    words += f" callbacks='[{callbacks}]' --ranks {ranks}"
     script = f"set -o pipefail; {words} --output-dir {tmp_path / 'run'} {closed}"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "run" / "checkpoints" / "step-00000040").is_dir()
+    left = [int(path.read_text()) for path in tmp_path.glob("child.*")]
+    assert len(left) == (2 if ranks == 2 else 0) and not any(map(alive, left))  # also where all is well
 
 
 def train_without_output(folder: str) -> int:
