@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.processes import alive
+from paddle_dp.launch.processes import alive, kill_all
 from tests.faults.conftest import ROOT, supervisors
 from tests.house.forked_jobs import ForkedSupervisor
 from tests.jobs import run_in_one_fork
@@ -156,7 +156,11 @@ def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
         "output_dir": str(tmp_path / "run"),
     }
     ours, theirs = pty.openpty()
-    status = ForkedSupervisor(job, os.environ, tmp_path / "job", screen=os.ttyname(theirs)).wait()
+    process = ForkedSupervisor(job, os.environ, tmp_path / "job", screen=os.ttyname(theirs))
+    try:
+        status = process.wait()
+    finally:
+        kill_all(process.left)
     os.close(theirs)
     seen = b""
     try:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from paddle_dp.launch.command import LaunchPlan, rank_arguments
 from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.prepared_ranks import launched
-from paddle_dp.launch.processes import adopt_orphans, alive, descendants, die_with_parent, exit_of
+from paddle_dp.launch.processes import adopt_orphans, alive, descendants, die_with_parent, exit_of, kill_all
 from tests.eventually import eventually
 from tests.rank_pool import draw_anew, rank_pool
 from tests.ranks import ROOT, _environment, _name
@@ -150,8 +150,14 @@ class ForkedSupervisor:
         screens = [screen] * 2 if screen else [str(folder / "stdout"), str(folder / "stderr")]
         arguments = [str(folder), dict(words), dict(env), launches, screens]
         (folder / "args.json").write_text(json.dumps([arguments, {}]))
-        rank_pool(_environment({}), ROOT).serve(_name(supervise), folder)
-        eventually((folder / "begun").exists, 100)
+        pool = rank_pool(_environment({}), ROOT)
+        others = descendants(pool.process.pid)
+        pool.serve(_name(supervise), folder)
+        try:
+            eventually((folder / "begun").exists, 100)
+        except BaseException:
+            kill_all(lambda: [pid for pid in descendants(pool.process.pid) if pid not in others])
+            raise
         self._above, self.pid = map(int, (folder / "begun").read_text().split())
 
     def poll(self) -> int | None:
