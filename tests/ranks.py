@@ -32,9 +32,9 @@ if __name__ == "__main__":  # the launcher runs this file: its folder must not h
 
 from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
-from tests.rank_pool import rank_pool  # noqa: E402
+from tests.rank_pool import DEVICE, rank_pool  # noqa: E402
 
-# Set in a rank: an accelerator's recipe is not tried in a process that sees none (assembly/sample_trial.py).
+# Set in a rank with an accelerator: its recipe is not tried in a process that sees none (assembly/sample_trial.py).
 UNTRIED = "RANKS_UNTRIED"
 
 
@@ -163,7 +163,7 @@ def work(function: str, folder: Path) -> None:
     try:
         module, _, name = function.partition(":")
         args, kwargs = json.loads((folder / "args.json").read_text())
-        if UNTRIED in os.environ:
+        if UNTRIED in os.environ and DEVICE in os.environ:
             _leave_untried()
         result = getattr(importlib.import_module(module), name)(*args, **kwargs)
         partial.write_text(json.dumps(result, default=_plain))
