@@ -110,7 +110,13 @@ def test_a_command_of_the_service_is_the_command(tmp_path):
     (tmp_path / "mine.py").write_text("def Net():\n    import paddle\n    return paddle.nn.Linear(64, 10)\n")
     recipe = (ROOT / "configs/digits_mlp.yaml").read_text()
     (tmp_path / "own.yaml").write_text(re.sub("(?m)^model:.*", "model: {use: mine.Net}", recipe))
-    for words in (["check", "own.yaml", "--ranks", "2"], ["check", "own.yaml", "train.bacth=3"]):
+    here, service = [sys.executable, "-m", "paddle_dp"], command_line()
+    for real, forked, words in (
+        (here, service, ["check", "own.yaml", "--ranks", "2"]),
+        (here, service, ["check", "own.yaml", "train.bacth=3"]),
+        (here, service, []),
+        ([sys.executable], [*service, "python"], ["-c", "import sys; sys.exit('no such thing')"]),
+    ):
         ends = [
             subprocess.run(
                 [*command, *words],
@@ -119,10 +125,10 @@ def test_a_command_of_the_service_is_the_command(tmp_path):
                 capture_output=True,
                 text=True,
             )
-            for command in ([sys.executable, "-m", "paddle_dp"], command_line())
+            for command in (real, forked)
         ]
-        real, forked = [(end.returncode, end.stdout, end.stderr) for end in ends]
-        assert forked == real and any(real[1:])
+        wanted, had = [(end.returncode, end.stdout, end.stderr) for end in ends]
+        assert had == wanted and any(wanted[1:])
 
 
 def test_a_command_whose_caller_is_gone_ends(tmp_path):

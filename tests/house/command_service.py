@@ -110,6 +110,8 @@ def _become(files: list[int], words: list[str], folder: str, variables: dict[str
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if not isinstance(leaving.code, int | None):
+            print(leaving.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 - as Python ends
         traceback.print_exc()
     sys.stdout.flush()
@@ -120,7 +122,7 @@ def _become(files: list[int], words: list[str], folder: str, variables: dict[str
 def _run(words: list[str], folder: str) -> None:
     from paddle_dp import cli
 
-    if words[0] != "python":
+    if words[:1] != ["python"]:
         sys.argv = ["paddle-dp", *words]
         sys.path.insert(0, folder)
         try_in_forks()
