@@ -170,15 +170,22 @@ def supervisors(
         jobs.append(Started(process, Path(words["output_dir"]), place / "pids", mark, asked))
         return jobs[-1]
 
-    yield begin
-    left = {pid for job in jobs for pid in job.left()}
-    if note:
-        note(len(left))
-    for job in jobs:
-        kill_all(
-            lambda job=job: [*descendants(job.process.pid), *filter(alive, [job.process.pid]), *job.left()]
-        )
-        job.process.wait()
+    left = set[int]()
+    try:
+        yield begin
+        left = {pid for job in jobs for pid in job.left()}
+        if note:
+            note(len(left))
+    finally:
+        for job in jobs:
+            kill_all(
+                lambda job=job: [
+                    *descendants(job.process.pid),
+                    *filter(alive, [job.process.pid]),
+                    *job.left(),
+                ]
+            )
+            job.process.wait()
         if not forks:
             job.process.stdout.close()
             job.process.stderr.close()
