@@ -71,7 +71,7 @@ def supervise(folder: str, recipe: str, words: dict[str, Any], forks: bool) -> t
             with file.open("w") as screen:
                 os.dup2(screen.fileno(), stream.fileno())
         with ForkedRanks() if forks else nullcontext() as ranks:
-            status = run(Job(recipe=Path(recipe), **words), ranks)
+            status = run(Job(recipe=Path(recipe), **words), ranks)  # type: ignore[arg-type]
         sys.stdout.flush()
         sys.stderr.flush()
         return status, said.read_text(), complained.read_text()

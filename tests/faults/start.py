@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ if __name__ == "__main__":
 
 from paddle_dp.launch import memory, supervisor
 from paddle_dp.launch.command import Job
+from paddle_dp.launch.processes import send
 from paddle_dp.launch.start import run
 
 
@@ -25,8 +27,12 @@ def begin(words: dict[str, Any], waiting: Any = None) -> int:
         os.environ.get("MEMORY_FOLDER", memory.FOLDER)
     )  # a node's own, where two share a machine
     if pause := float(os.environ.get("PAUSE_AFTER_SEND", "0")):  # another signal may come in it
-        send = supervisor.send
-        supervisor.send = lambda pids, sign: (send(pids, sign), time.sleep(pause))
+
+        def send_and_pause(pids: Iterable[int], sign: int) -> None:
+            send(pids, sign)
+            time.sleep(pause)
+
+        supervisor.send = send_and_pause  # type: ignore[attr-defined]
     return run(Job(**{**words, "recipe": Path(words["recipe"])}), waiting)
 
 

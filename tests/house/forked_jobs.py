@@ -146,7 +146,8 @@ class ForkedSupervisor:
         screen: str | None = None,
     ):
         folder.mkdir(exist_ok=True)
-        self._folder, self.returncode = folder, None
+        self._folder = folder
+        self.returncode: int | None = None
         screens = [screen] * 2 if screen else [str(folder / "stdout"), str(folder / "stderr")]
         arguments = [str(folder), dict(words), dict(env), launches, screens]
         (folder / "args.json").write_text(json.dumps([arguments, {}]))
@@ -169,8 +170,8 @@ class ForkedSupervisor:
         end = time.monotonic() + timeout
         while True:
             living = alive(self._above)  # asked first: it may note the end now, and end itself
-            if self.poll() is not None:
-                return self.returncode
+            if (status := self.poll()) is not None:
+                return status
             assert living, "the process above the supervisor has ended"
             assert time.monotonic() < end, f"not within {timeout:g} s: {self._said()}"
             time.sleep(0.02)
