@@ -26,6 +26,7 @@ from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
 from paddle_dp.identity.walk import Attributes
 from paddle_dp.model.compiled import plain_forward
+from paddle_dp.part.shelf import shipped
 
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
@@ -33,6 +34,11 @@ CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on a
 MAX_COMPARED_BYTES = (
     64e6  # of a model whose state is compared between two runs, which reads all of its tensors
 )
+# The files of this package's models: a user's may lie in the same folder.
+MODELS = frozenset((
+    "_attention", "_chain", "_checks", "_generate", "_names", "_scale", "_transformer", "bert", "convnet",
+    "distillation", "gan", "gpt", "large_classifier", "llama", "mlp", "resnet", "siamese", "vit",
+))  # fmt: skip
 UNTRIED = "whether {} treats each sample alone: {}"
 
 
@@ -83,10 +89,13 @@ def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[
     weights, buffers, modes and attributes. They never do for code of others, which may keep state anywhere (also that
     of a loss that is not `is_known`), nor for a large model."""
     layers = model.sublayers(include_self=True)
-    hooks = [h for x in layers for h in (*x._forward_pre_hooks.values(), *x._forward_post_hooks.values())]
+    code: list[Any] = [type(layer) for layer in layers]
+    for layer in layers:
+        code += [*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values()]
+        code += [x for x in vars(layer).values() if callable(x) and not isinstance(x, nn.Layer)]
     tensors = [*model.parameters(), *model.buffers()]
     size = sum(x.size * x.element_size() for x in tensors)
-    if not is_known or size > MAX_COMPARED_BYTES or not all(map(_is_known, [*map(type, layers), *hooks])):
+    if not is_known or size > MAX_COMPARED_BYTES or not all(map(_is_known, code)):
         return object
     attributes = Attributes({str(number): layer for number, layer in enumerate(layers)})
     inputs = [x for x in leaves(samples) if isinstance(x, paddle.Tensor)]
@@ -100,11 +109,11 @@ def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[
 
 
 def _is_known(code: Any) -> bool:
-    """Whether a class or function is Paddle's or in this package or its models."""
+    """Whether a class, function or object of one is Paddle's or in this package or its models."""
     name = getattr(code, "__module__", None) or ""
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
-    shipped = file.parent == Path(__file__).resolve().parents[2] / "models"
-    return name.partition(".")[0] in ("paddle", "paddle_dp") or shipped
+    is_model = file.stem in MODELS and file.parent == shipped("models")
+    return name.partition(".")[0] in ("paddle", "paddle_dp") or is_model
 
 
 def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:

@@ -89,7 +89,8 @@ def is_package_loss(loss: Loss) -> bool:
     """Whether all of a loss's code is in this package."""
     if isinstance(loss, TurnsLoss):
         return all(is_package_loss(turn.loss) for turn in loss.turns)
-    return type(loss.function or loss).__module__.startswith("paddle_dp.")
+    code = loss if loss.function is None else loss.function
+    return type(code).__module__.startswith("paddle_dp.")
 
 
 def findings(

@@ -31,10 +31,13 @@ def results_of(
     while functions:
         try:
             answer = run(partial(_until_changed, functions, state))
-        except Exception:  # or the end of the process, in any of them
+        except Exception as error:  # or the end of the process, in any of them
             if len(functions) == 1:
                 raise
-            answer = run(partial(_until_changed, functions[:1], state))
+            try:
+                answer = run(partial(_until_changed, functions[:1], state))
+            except Exception:  # noqa: BLE001 - perhaps only that the time is over by now
+                raise error from None
         arrays = iter(answer["arrays"])
         for result, count in answer["results"]:
             yield result if count is None else {**result, "arrays": list(islice(arrays, count))}

@@ -19,14 +19,16 @@ from paddle_dp.assembly import sample_trial
 from paddle_dp.assembly.sample_trial import ForkRunner, in_fork, understood
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks import samplewise
-from paddle_dp.checks.model_mixing import mixing
+from paddle_dp.checks.model_mixing import MODELS, mixing
 from paddle_dp.checks.samplewise import Findings, findings
+from paddle_dp.core import process_runner
 from paddle_dp.core.optimizer import check_ungrouped
 from paddle_dp.core.process_runner import in_this_process
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
+from tests.house.programs import ROOT
 
 pytestmark = pytest.mark.processes
 CLASSES = 4
@@ -506,15 +508,30 @@ def normalized() -> nn.Layer:
     return model
 
 
+def of_a_users(model: nn.Layer) -> nn.Layer:
+    """With a forward that may keep anything anywhere."""
+    layers = list(model)
+
+    def forward(x: paddle.Tensor) -> paddle.Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    model.forward = forward
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "expected", "more", "remembers"),
     [
         (network(), 1, 3, []),
         (normalized(), 1, 3, []),  # the model, what a forward changes, halves of a batch with their gradients
         (Later(), 6, 11, ["model.calls"]),
+        (of_a_users(network()), 6, 11, []),
     ],
 )
-def test_runs_share_a_process_and_begin_with_one_state(model, expected, more, remembers):
+def test_runs_share_a_process_and_begin_with_one_state(model, expected, more, remembers, monkeypatch):
+    monkeypatch.setattr(process_runner, "SECONDS", 1000.0)
     runner, processes = ForkRunner(30.0), []
 
     def run(function):
@@ -528,3 +545,16 @@ def test_runs_share_a_process_and_begin_with_one_state(model, expected, more, re
         remembers=remembers
     )
     assert len(processes) == more
+
+
+def test_the_models_of_the_package_are_known_by_their_files():
+    assert {file.stem for file in (ROOT / "models").glob("*.py")} - {"__init__"} == MODELS
+
+
+def test_a_loss_that_is_false_is_not_taken_for_one_of_the_package():
+    class Queue(list):
+        def __call__(self, outputs, targets):
+            return mean_and_one(outputs, targets)
+
+    with pytest.raises(LossError, match="over 1 things for 8 samples together, and over 1 and 1"):
+        tried_here(Queue())

@@ -1,5 +1,7 @@
 """What tests of worker processes share."""
 
+import gc
+
 import psutil
 import pytest
 
@@ -11,6 +13,7 @@ def nothing_left_behind():
     """After the test there is no process and no open file more than before it."""
     import paddle  # noqa: F401 - its import opens files that stay open
 
+    gc.collect()  # files of earlier tests, which would be closed at any time within this one
     this = psutil.Process()
     files = this.num_fds()
     yield

@@ -119,7 +119,10 @@ def test_an_end_of_the_commands_is_the_end_of_the_child():
     os.close(first._commands)
     with pytest.raises(WorkerEndedError, match="exit status 0"):
         first.receive(10)
-    first._commands = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDONLY)
+    if null != first._commands:  # a lower number may be free
+        os.dup2(null, first._commands)
+        os.close(null)
     first.end()
     second.end()
 
