@@ -31,9 +31,8 @@ from paddle_dp.part.shelf import shipped
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
-MAX_COMPARED_BYTES = (
-    64e6  # of a model whose state is compared between two runs, which reads all of its tensors
-)
+# Bytes of a model whose state is compared between two runs, which reads all of its tensors.
+MAX_COMPARED_BYTES = 64e6
 # The files of this package's models: a user's may lie in the same folder.
 MODELS = frozenset((
     "_attention", "_chain", "_checks", "_generate", "_names", "_scale", "_transformer", "bert", "convnet",
@@ -84,10 +83,10 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     return [], []
 
 
-def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[], Any]:
+def state_of(model: nn.Layer, samples: Any, has_package_loss: bool = True) -> Callable[[], Any]:
     """A function whose values compare equal as long as a model, its samples and the generators are as they were:
-    weights, buffers, modes and attributes. They never do for code of others, which may keep state anywhere (also that
-    of a loss that is not `is_known`), nor for a large model."""
+    weights, buffers, modes and attributes. They never do for a user's code, which may keep state anywhere (a model, a
+    hook, or the loss of a run unless `has_package_loss`), nor for a large model."""
     layers = model.sublayers(include_self=True)
     code: list[Any] = [type(layer) for layer in layers]
     for layer in layers:
@@ -95,7 +94,7 @@ def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[
         code += [x for x in vars(layer).values() if callable(x) and not isinstance(x, nn.Layer)]
     tensors = [*model.parameters(), *model.buffers()]
     size = sum(x.size * x.element_size() for x in tensors)
-    if not is_known or size > MAX_COMPARED_BYTES or not all(map(_is_known, code)):
+    if not has_package_loss or size > MAX_COMPARED_BYTES or not all(map(_is_shipped, code)):
         return object
     attributes = Attributes({str(number): layer for number, layer in enumerate(layers)})
     inputs = [x for x in leaves(samples) if isinstance(x, paddle.Tensor)]
@@ -108,12 +107,13 @@ def state_of(model: nn.Layer, samples: Any, is_known: bool = True) -> Callable[[
     return state
 
 
-def _is_known(code: Any) -> bool:
-    """Whether a class, function or object of one is Paddle's or in this package or its models."""
+def _is_shipped(code: Any) -> bool:
+    """Whether a class, a function, or an object's class is Paddle's, or in this package or its models."""
     name = getattr(code, "__module__", None) or ""
+    if name.partition(".")[0] in ("paddle", "paddle_dp"):
+        return True
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
-    is_model = file.stem in MODELS and file.parent == shipped("models")
-    return name.partition(".")[0] in ("paddle", "paddle_dp") or is_model
+    return file.stem in MODELS and file.parent == shipped("models")
 
 
 def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:

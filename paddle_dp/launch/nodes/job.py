@@ -276,9 +276,9 @@ class _Node:
         if self.signals.number:  # the job goes on: it was another request, and this node leaves
             self.obeyed, self.result = 0, None
             return
-        self.member.attempt, ranks = message["attempt"], self.member.hello["ranks"]
-        if dict(message["nodes"])[self.number] > ranks:  # its answer came after the wait for it
-            self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
+        self.member.attempt = message["attempt"]
+        if dict(message["nodes"])[self.number] > self.member.hello["ranks"]:  # it answered too late
+            self._offer(message["attempt"])
         try:
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["attempt"] > 1)
@@ -320,14 +320,14 @@ class _Node:
         now = time.monotonic()
         if self.node_job.supply.varies and now - self.looked > LOOK:
             self.looked = now
-            self._offer()
+            if self.node_job.supply.offered().ranks != self.member.hello["ranks"]:
+                self._offer(self.member.attempt)
         return self.member.must_stop()
 
-    def _offer(self) -> None:
+    def _offer(self, attempt: int) -> None:
         ranks = self.node_job.supply.offered().ranks
-        if ranks != self.member.hello["ranks"]:
-            self.member.hello["ranks"] = ranks  # for another connection, too
-            self.member.send(say="offer", attempt=self.member.attempt, ranks=ranks)
+        self.member.hello["ranks"] = ranks  # for another connection, too
+        self.member.send(say="offer", attempt=attempt, ranks=ranks)
 
     def _plan(self, plan: LaunchPlan, numbers: Sequence[int], ranks: int) -> LaunchPlan:
         devices = self.node_job.supply.offered().devices
@@ -364,8 +364,7 @@ class _Node:
     def _restart(self, message: Message) -> None:
         if self.plan is not None and self.member.attempt == message["attempt"]:  # it took part
             self._note_failure(self.plan, message)
-        ranks = self.member.hello["ranks"] = self.node_job.supply.offered().ranks
-        self.member.send(say="offer", attempt=message["attempt"], ranks=ranks)
+        self._offer(message["attempt"])
 
     def _note_failure(self, plan: LaunchPlan, message: Message) -> None:
         verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply
