@@ -277,8 +277,6 @@ class _Node:
             self.obeyed, self.result = 0, None
             return
         self.member.attempt = message["attempt"]
-        if dict(message["nodes"])[self.number] > self.member.hello["ranks"]:  # it answered too late
-            self._offer(message["attempt"])
         try:
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["attempt"] > 1)
@@ -321,13 +319,13 @@ class _Node:
         if self.node_job.supply.varies and now - self.looked > LOOK:
             self.looked = now
             if self.node_job.supply.offered().ranks != self.member.hello["ranks"]:
-                self._offer(self.member.attempt)
+                self._offer()
         return self.member.must_stop()
 
-    def _offer(self, attempt: int) -> None:
+    def _offer(self) -> None:
         ranks = self.node_job.supply.offered().ranks
         self.member.hello["ranks"] = ranks  # for another connection, too
-        self.member.send(say="offer", attempt=attempt, ranks=ranks)
+        self.member.send(say="offer", ranks=ranks)
 
     def _plan(self, plan: LaunchPlan, numbers: Sequence[int], ranks: int) -> LaunchPlan:
         devices = self.node_job.supply.offered().devices
@@ -364,7 +362,7 @@ class _Node:
     def _restart(self, message: Message) -> None:
         if self.plan is not None and self.member.attempt == message["attempt"]:  # it took part
             self._note_failure(self.plan, message)
-        self._offer(message["attempt"])
+        self._offer()
 
     def _note_failure(self, plan: LaunchPlan, message: Message) -> None:
         verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply

@@ -145,17 +145,14 @@ class Rendezvous:
         member.silent = 0.0
         if message["say"] == "quit" and self.state != "over":
             self._quit(member, message)
+        elif message["say"] == "offer":  # of any attempt: the last one is true now
+            self._count(member, ranks_of(message))
         if message["say"] == "alive" or message.get("attempt") != self.attempt:
             return
         if message["say"] == "prepared" and self.state == "preparing":
             self._begin(message)
         elif message["say"] == "judged" and self.state == "judging":
             self._follow(message)
-        elif message["say"] == "offer":
-            member.ranks = ranks_of(message)
-            self._unanswered.discard(number)
-            if self.state == "running":
-                self._regroup(f"{member} has {member.ranks} ranks now")
         elif message["say"] == "tell":
             self._send_all(but=number, say="told", words=str(message["words"])[:MAX_TEXT_CHARS])
         elif message["say"] == "ended":
@@ -193,6 +190,17 @@ class Rendezvous:
             self._gather()
         elif self.state in ("running", "ending"):
             self._notice_end()
+
+    def _count(self, member: Member, ranks: int) -> None:
+        """Notes how many ranks the node has now; the nodes meet again if an attempt counts on another number."""
+        self._unanswered.discard(member.number)
+        if ranks == member.ranks:
+            return
+        member.ranks = ranks
+        if self.state == "preparing":
+            self._enter("gathering")
+        elif self.state == "running":
+            self._regroup(f"{member} has {ranks} ranks now")
 
     # Transitions
 

@@ -109,7 +109,7 @@ ODD = [
 MESSAGES = [
     {"say": "join", "attempt": 0, "node": 1, "host": "h", "name": "n", "ranks": 1},
     {"say": "quit", "status": 1, "why": "odd"},
-    {"say": "offer", "attempt": 1, "ranks": 1},
+    {"say": "offer", "ranks": 1},
     {"say": "tell", "attempt": 1, "words": "odd"},
     {"say": "prepared", "attempt": 1, "ranks": [[0, 1]]},
     {"say": "judged", "attempt": 1, "wait": None, "status": 1, "told": {}},

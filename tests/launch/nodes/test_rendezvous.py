@@ -39,7 +39,7 @@ class Job:
             self.offer(to)
 
     def offer(self, number, ranks=1):
-        self.here.heard(number, {"say": "offer", "attempt": self.here.attempt, "ranks": ranks}, self.now)
+        self.here.heard(number, {"say": "offer", "ranks": ranks}, self.now)
 
     def join(self, *numbers, attempt=0):
         for number in numbers:
@@ -350,6 +350,7 @@ class World:
             stray = {
                 "say": self.chance.choice(["ended", "prepared", "judged", "offer", "nonsense"]),
                 "attempt": -1,
+                "ranks": self.chance.randrange(1, 4),
             }
             self.here.heard(number, stray, self.now)
         self.obey()
@@ -397,7 +398,7 @@ class World:
             answer = {"say": "judged", "attempt": attempt, "wait": wait, "status": 1, "told": {}}
             self.here.heard(0, answer, self.now)
         elif said == "again" and number not in self.silent and self.chance.random() < 0.9:
-            self.here.heard(number, {"say": "offer", "attempt": attempt, "ranks": 1}, self.now)
+            self.here.heard(number, {"say": "offer", "ranks": 1}, self.now)
         elif said == "leave":
             self.left.append((number, order["status"]))
 
@@ -472,6 +473,36 @@ def test_another_attempt_begins_once_each_node_has_said_how_many_ranks_it_has_or
     job.pass_time(1 if answers else 11)
     [(_, prepare)] = job.orders("prepare")
     assert [ranks for _, ranks, _ in prepare["nodes"]] == [1, 3 if answers else 1]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_answer_that_comes_while_the_attempt_begins_counts(begun):
+    """It was dropped: the attempt began with ranks that the node had lost, and another one had to follow."""
+    job = running(attempts=2)
+    job.slow = {1}
+    job.ended(1, "failed")
+    job.ended(0, "failed", consequence=True)
+    job.pass_time(40)
+    if begun:
+        job.begin(0, 1)
+    job.offer(1, ranks=0)
+    if begun:
+        assert [to for to, _ in job.orders("stop")] == [0, 1]
+        job.ended(1, "stopped")
+        job.ended(0, "stopped")
+    else:
+        job.here.heard(0, {"say": "prepared", "attempt": 2, "ranks": [[0, 1], [1, 1]]}, job.now)
+        assert not job.orders("begin")
+    job.pass_time(10)
+    prepare = job.orders("prepare")[-1][1]
+    assert [ranks for _, ranks, _ in prepare["nodes"]] == [1, 0] and prepare["attempt"] == 3
+
+
+def test_the_same_number_of_ranks_anew_stops_nobody():
+    job = running()
+    job.offer(1)
+    job.pass_time(2)
+    assert not job.orders("stop")
 
 
 def test_a_node_that_returns_or_another_attempt_is_not_waited_for_as_one_that_has_not_answered():
