@@ -109,7 +109,7 @@ class LossScale:
         self.scale, self.good, self.skipped = scale, 0, 0
         self.running = 0  # updates skipped in a row
 
-    def accept(self, finite: bool) -> bool:
+    def update(self, finite: bool) -> bool:
         """Updates the scale after an update's gradients. Returns whether the gradients may be used."""
         self.good = self.good + 1 if finite else 0
         self.running = 0 if finite else self.running + 1

@@ -338,7 +338,7 @@ class Learner:
 
     def _update_loss_scale(self, scale: LossScale) -> bool:
         """Changes the loss scale by whether the gradients are finite, and returns whether they are. Collective."""
-        finite = scale.accept(math.isfinite(float(self.mode.norm.global_norm())))
+        finite = scale.update(math.isfinite(float(self.mode.norm.global_norm())))
         if scale.hopeless:  # on all ranks alike: they have the same norm
             raise NotFiniteError(
                 f"the gradients of {scale.running} updates in a row are not finite, although the loss scale is down to "

@@ -43,9 +43,9 @@ def test_outside_the_context_nothing_is_rounded():
 
 def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps():
     scale = LossScale(1024.0)
-    assert not scale.accept(False)
+    assert not scale.update(False)
     assert (scale.scale, scale.skipped) == (512.0, 1)
-    assert all(scale.accept(True) for _ in range(GROW_EVERY))
+    assert all(scale.update(True) for _ in range(GROW_EVERY))
     assert scale.scale == 1024.0
     restored = LossScale(1.0)
     restored.load(scale.state())
@@ -54,15 +54,15 @@ def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps():
 
 def test_a_scale_that_cannot_fall_any_more_is_hopeless_after_a_while():
     scale = LossScale(65536.0)
-    assert [scale.accept(False) or scale.hopeless for _ in range(HOPELESS)] == [False] * (HOPELESS - 1) + [
+    assert [scale.update(False) or scale.hopeless for _ in range(HOPELESS)] == [False] * (HOPELESS - 1) + [
         True
     ]
-    assert not scale.accept(False) and scale.hopeless
-    assert scale.accept(True) and not scale.hopeless
+    assert not scale.update(False) and scale.hopeless
+    assert scale.update(True) and not scale.hopeless
 
 
 def test_the_scale_never_falls_below_one():
     scale = LossScale(2.0)
     for _ in range(5):
-        scale.accept(False)
+        scale.update(False)
     assert scale.scale == 1.0
