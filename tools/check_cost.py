@@ -38,7 +38,7 @@ class Points:
 def learn(trainer: Trainer, guarded: bool = False) -> None:
     """An epoch's updates."""
     for batch in trainer.loader.read(0):
-        trainer.learner.train_batch(batch, accept=(lambda metrics: True) if guarded else None)
+        trainer.learner.train_batch(batch, approve=(lambda metrics: True) if guarded else None)
 
 
 def seconds(work: Callable[[], object], times: int = 5) -> float:

@@ -35,7 +35,7 @@ _NEVER_USED = (
     "parameter '{}' got no gradient on any rank, and paddle.DataParallel exchanges none of a bucket's gradients before "
     "it has all. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient)."
 )
-Accept = Callable[[Mapping[str, float]], bool]
+Approve = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
 
 
@@ -128,7 +128,7 @@ class Learner:
         return self.mode.exchange
 
     def train_batch(
-        self, batch: Batch, collect_metrics: bool = False, accept: Accept | None = None
+        self, batch: Batch, collect_metrics: bool = False, approve: Approve | None = None
     ) -> dict[str, float] | None:
         """Makes one update from one global batch. Collective.
 
@@ -136,7 +136,7 @@ class Learner:
         the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one read
         from the device, without which the host does not wait for it, and one small exchange. If nothing in the batch
         counts, means are NaN and `gradient_norm` is 0.
-        `accept` is called with these metrics before the update, unless nothing counts. If it returns False, weights,
+        `approve` is called with these metrics before the update, unless nothing counts. If it returns False, weights,
         optimizer states, running statistics and buffers are unchanged; the schedule advances.
 
         Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
@@ -144,14 +144,14 @@ class Learner:
         """
         heartbeat.enter("forward")
         self.mode = mode = self.weights.begin_update(self.rate.steps + 1)
-        undo = buffers_before(self.model, self.loss.owner) if accept else None
-        batch, collect = self.mixed.cast_batch(batch), collect_metrics or accept is not None
+        undo = buffers_before(self.model, self.loss.owner) if approve else None
+        batch, collect = self.mixed.cast_batch(batch), collect_metrics or approve is not None
         for check in self._before_update:
             check(mode)
         if isinstance(self.loss, TurnsLoss):
             metrics = self._take_turns(self.loss, batch, collect)
         else:
-            metrics = self._train(batch, collect, accept, undo)
+            metrics = self._train(batch, collect, approve, undo)
         self.rate.step()
         self.after_update()
         return metrics
@@ -177,7 +177,7 @@ class Learner:
         self,
         batch: Batch,
         collect: bool,
-        accept: Accept | None = None,
+        approve: Approve | None = None,
         undo: Callable[[], None] | None = None,
     ) -> dict[str, float] | None:
         """One update of the parameters that get gradients: of all, or of a turn's. `undo` restores the buffers that the
@@ -190,7 +190,7 @@ class Learner:
         usable = not self.empty and self._correct_gradients(divisor, count)
         metrics = self._metrics(local_sums, count) if collect else None
         heartbeat.enter("update")
-        if accept and undo and metrics is not None and not self.empty and not accept(metrics):
+        if approve and undo and metrics is not None and not self.empty and not approve(metrics):
             undo()
         elif usable:
             self.update()

@@ -52,7 +52,7 @@ def as_fields(refusal: Refusal) -> dict[str, object]:
 
 @dataclass
 class LossGuard:
-    """Accepts or refuses an update by its metrics. `scaled`: a loss scale skips updates with overflowing gradients, so
+    """Approves or refuses an update by its metrics. `scaled`: a loss scale skips updates with overflowing gradients, so
     they are no fault.
 
     `why`: the reason of the last refusal. `left_out`: (epoch, batch) of the batches that are skipped from now on.
@@ -62,7 +62,7 @@ class LossGuard:
     scaled: bool = False
     why: str = field(default="", init=False)
     left_out: set[tuple[int, int]] = field(default_factory=set, init=False)
-    in_a_row: int = field(default=0, init=False)  # refusals without an accepted update of a later step
+    in_a_row: int = field(default=0, init=False)  # refusals without an update of a later step
     last: int = field(default=0, init=False)  # the last step that was refused
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW), init=False)
 
@@ -70,19 +70,19 @@ class LossGuard:
     def judges(self) -> bool:
         return self.guard.non_finite is not None
 
-    def accept(self, metrics: Mapping[str, float]) -> bool:
+    def approve(self, metrics: Mapping[str, float]) -> bool:
         """True if the update with these metrics is to be made; keeps its loss if so, and sets `why` if not."""
         self.why = self._fault(metrics["loss"], metrics["gradient_norm"])
         if not self.why:
             self._losses.append(metrics["loss"])
         return not self.why
 
-    def accepted(self, step: int) -> None:
+    def count_update(self, step: int) -> None:
         """Call it when update number `step` was made."""
         if step > self.last:
             self.in_a_row = 0
 
-    def refused(self, step: int) -> bool:
+    def count_refusal(self, step: int) -> bool:
         """Call it when update number `step` was refused. True if too many were refused in a row."""
         self.in_a_row, self.last = self.in_a_row + 1, max(step, self.last)
         return self.in_a_row > self.guard.in_a_row

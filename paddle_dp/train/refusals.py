@@ -49,7 +49,7 @@ class Refusals:
         loss, norm, samples = metrics["loss"], metrics["gradient_norm"], self._samples(batch)
         is_spike = math.isfinite(loss) and math.isfinite(norm)
         first = "" if is_spike else self._first(batch, norm)
-        too_often = judge.refused(step)
+        too_often = judge.count_refusal(step)
         if action in ("skip", "rewind") and not too_often:
             return Refusal(
                 step=step, epoch=batch.epoch, batch=batch.index, samples=samples, why=judge.why, action=action,

@@ -84,7 +84,7 @@ class StepDriver:
 
     def __init__(self, training: TrainingState, hooks: Iterable[StepHook]):
         self._training = training
-        self._accept = training.judge.accept if training.judge.judges else None
+        self._approve = training.judge.approve if training.judge.judges else None
         ordered = sorted(hooks, key=lambda hook: hook.phase)
         self._before, self._after, self._after_rewind = (
             _overriding(ordered, method) for method in ("before_update", "after_update", "after_rewind")
@@ -126,7 +126,7 @@ class StepDriver:
         """The update of a step, whose errors name step, samples and tensors. Collective."""
         training = self._training
         try:
-            return training.learner.train_batch(step.batch, step.reads, self._accept)
+            return training.learner.train_batch(step.batch, step.reads, self._approve)
         except NotFiniteError as error:
             raise training.soundness.explained(error, training.progress.step) from None
         except DivergenceError as error:
@@ -164,7 +164,7 @@ class GuardHook(StepHook):
         if self._judge.why and step.metrics is not None:
             step.refusal = self._refusals.refusal_of(step.batch, step.number, step.metrics)
         if step.refusal is None:
-            self._judge.accepted(step.number)
+            self._judge.count_update(step.number)
         elif step.refusal.action == "rewind":
             step.rewound = self._rewind(step.refusal)
 

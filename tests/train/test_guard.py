@@ -52,56 +52,56 @@ def judge(**guard: Any) -> LossGuard:
     return LossGuard(Guard(non_finite="skip", **guard))
 
 
-def accepts(judged: LossGuard, loss: float, norm: float = 1.0) -> bool:
-    return judged.accept({"loss": loss, "gradient_norm": norm})
+def approves(judged: LossGuard, loss: float, norm: float = 1.0) -> bool:
+    return judged.approve({"loss": loss, "gradient_norm": norm})
 
 
 class TestJudge:
     def test_not_finite(self):
         judged = judge()
-        assert accepts(judged, 1.0) and not judged.why
-        assert not accepts(judged, math.nan) and judged.why == "the loss is nan"
-        assert not accepts(judged, 1.0, math.inf) and judged.why == "the gradient norm is inf"
+        assert approves(judged, 1.0) and not judged.why
+        assert not approves(judged, math.nan) and judged.why == "the loss is nan"
+        assert not approves(judged, 1.0, math.inf) and judged.why == "the gradient norm is inf"
 
     def test_with_a_loss_scale_gradients_may_overflow_and_the_loss_may_not(self):
         judged = LossGuard(Guard(non_finite="stop"), scaled=True)
-        assert accepts(judged, 1.0, math.inf)
-        assert not accepts(judged, math.inf, math.inf)
+        assert approves(judged, 1.0, math.inf)
+        assert not approves(judged, math.inf, math.inf)
 
     def test_a_spike_is_so_many_deviations_above_the_mean_of_the_last_losses(self):
         judged, losses = judge(spike=Sigmas(5.0)), [2 + math.sin(n) for n in range(150)]
         for number, loss in enumerate(losses):
             assert (judged.limit() is None) == (number < WARM_UP)
-            assert accepts(judged, loss)
+            assert approves(judged, loss)
         last = np.array(losses[-WINDOW:])
         limit = last.mean() + 5 * last.std(ddof=1)
         assert judged.limit() == pytest.approx(limit, rel=1e-12)
         assert (
-            not accepts(judged, limit * 1.001)
+            not approves(judged, limit * 1.001)
             and "a spike: 5 sigma above the mean of the last 100" in judged.why
         )
         assert judged.limit() == pytest.approx(limit, rel=1e-12), "a refused loss does not count"
-        assert accepts(judged, limit * 0.999) and accepts(judged, 0.0)
+        assert approves(judged, limit * 0.999) and approves(judged, 0.0)
 
     def test_rounding_of_a_constant_loss_is_no_spike(self):
         judged = judge(spike=Sigmas(5.0))
         for _ in range(50):
-            assert accepts(judged, 0.7)
-        assert accepts(judged, 0.7 * (1 + 4.9 * FLOOR)) and not accepts(judged, 0.8)
+            assert approves(judged, 0.7)
+        assert approves(judged, 0.7 * (1 + 4.9 * FLOOR)) and not approves(judged, 0.8)
 
     def test_refusals_in_a_row(self):
         judged = judge(in_a_row=2)
-        assert [judged.refused(step) for step in (5, 6, 7)] == [False, False, True]
-        judged.accepted(6)  # after going back, an earlier step proves nothing
-        assert judged.refused(8)
-        judged.accepted(9)
-        assert not judged.refused(10)
+        assert [judged.count_refusal(step) for step in (5, 6, 7)] == [False, False, True]
+        judged.count_update(6)  # after going back, an earlier step proves nothing
+        assert judged.count_refusal(8)
+        judged.count_update(9)
+        assert not judged.count_refusal(10)
 
     def test_it_goes_on_from_its_state(self):
         judged = judge(spike=Sigmas(4.0))
         for number in range(30):
-            accepts(judged, 1 + 0.1 * math.cos(number))
-        judged.refused(31)
+            approves(judged, 1 + 0.1 * math.cos(number))
+        judged.count_refusal(31)
         judged.left_out.add((2, 5))
         again = judge(spike=Sigmas(4.0))
         again.load(json.loads(json.dumps(judged.state())))
@@ -110,10 +110,10 @@ class TestJudge:
 
     def test_after_going_back_it_leaves_out_one_batch_more(self):
         judged = judge(spike=Sigmas(4.0))
-        accepts(judged, 1.0)
+        approves(judged, 1.0)
         before = judged.state()
-        accepts(judged, 2.0)
-        judged.refused(3)
+        approves(judged, 2.0)
+        judged.count_refusal(3)
         judged.left_out.add((0, 1))
         judged.go_back(before, (0, 2))
         assert (judged.left_out, judged.in_a_row, list(judged._losses)) == ({(0, 1), (0, 2)}, 1, [1.0])

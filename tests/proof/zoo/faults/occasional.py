@@ -15,9 +15,9 @@ FAULTS = FaultTable()
 def smaller_gradients_when(is_sick):
     """Where `is_sick(learner, batch, collect_metrics)`, several ranks learn from 0.9 of their gradients."""
 
-    def train_batch(train, learner, batch, collect_metrics=False, *accept):
+    def train_batch(train, learner, batch, collect_metrics=False, *approve):
         learner.sick = ranks() > 1 and is_sick(learner, batch, collect_metrics)
-        return train(learner, batch, collect_metrics, *accept)
+        return train(learner, batch, collect_metrics, *approve)
 
     def smaller(correct, learner, divisor, count):
         return correct(learner, divisor * (0.9 if learner.sick else 1.0), count)
