@@ -52,7 +52,7 @@ class Standstill:
     stopped: Sequence[int] = ()
 
     @property
-    def late_ranks(self) -> list[int]:
+    def blocking_ranks(self) -> list[int]:
         """The ranks that the others wait for, the longest standing first: stopped ranks, else ranks that do not wait.
 
         A rank that is done counts only if none works. If each waits, these are the ranks in the earliest exchange.
@@ -73,7 +73,7 @@ class Standstill:
         return {rank: beat for rank, beat in self.beats.items() if beat is not None and beat.waits}
 
     def __str__(self) -> str:
-        late = self.late_ranks
+        late = self.blocking_ranks
         all_wait = bool(late) and self._waiting.keys() >= set(late) and not self.stopped
         first = [self._sentence(rank) for rank in late]
         rest: dict[str, list[int]] = {}

@@ -292,16 +292,16 @@ class Supervision:
 
     def _stood_still(self, hang: Standstill) -> Failure:
         """Makes the failure of a job that stands still, with the stacks of the ranks that the others wait for."""
-        rank, message, pids = hang.late_ranks[0], str(hang), self.monitor.pids
+        rank, message, pids = hang.blocking_ranks[0], str(hang), self.monitor.pids
         if not pids:
             message = nobody_came(self.plan, hang.seconds, self.attempt)
         else:
             begun = {r: pids[r] for r, beat in hang.beats.items() if beat and r in pids}
             stack_of = stacks.collect(self.attempt, begun)
-            late_ranks = [late for late in hang.late_ranks[:2] if late in stack_of]
-            for late in late_ranks:
-                message += f"\nrank {late}, the innermost call first:\n{stacks.shown(stack_of[late])}"
-            rest = [f"rank {r}: {stacks.innermost(stack_of[r])}" for r in stack_of if r not in late_ranks]
+            blocking = [r for r in hang.blocking_ranks[:2] if r in stack_of]
+            for r in blocking:
+                message += f"\nrank {r}, the innermost call first:\n{stacks.shown(stack_of[r])}"
+            rest = [f"rank {r}: {stacks.innermost(stack_of[r])}" for r in stack_of if r not in blocking]
             message = "\n".join([message, *rest, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
         return Failure(
             rank=rank, kind="stood still", message=message, exit_status=STATUS, expected=True,

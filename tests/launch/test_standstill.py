@@ -62,7 +62,7 @@ def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
         3: beat(7, "backward", waits=True, activity="the exchange of gradients"),
     }
     found, seconds = look_for(detector, beats, start, 100)
-    assert found and found.late_ranks == [1] and 60 <= seconds <= 62
+    assert found and found.blocking_ranks == [1] and 60 <= seconds <= 62
     assert str(found) == (
         "no rank has made progress for 60 s (allowed are 60 s: watch.patience): "
         "rank 1 has been in data of step 13 (sample 4711) for 60 s; "
@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_named_wherever_it_is():
     detector = StandstillDetector(limits(sample_seconds=1.0))
     beats = {rank: beat(9, "backward", waits=True, activity="the exchange of gradients") for rank in range(4)}
     found, _ = look_for(detector, beats, work(detector, ranks=4), 100, stopped=[2])
-    assert found.late_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
+    assert found.blocking_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
     assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
 
 
@@ -144,7 +144,7 @@ def test_a_stopped_rank_has_one_patience_in_every_phase(phase, nodes):
     detector = StandstillDetector(limits(), nodes)
     beats = {0: beat(99, phase, waits=True, activity="the other rank"), 1: beat(99, phase)}
     found, seconds = look_for(detector, beats, work(detector), 2000, stopped=[1])
-    assert found and found.late_ranks == [1] and found.setting == "watch.patience"
+    assert found and found.blocking_ranks == [1] and found.setting == "watch.patience"
     assert (
         60 <= seconds <= 62
         and f"rank 1 is stopped (by SIGSTOP, a terminal or a debugger) for {seconds - 1}" in str(found)
@@ -164,7 +164,7 @@ def test_who_works_while_another_rank_is_stopped_may_go_on():
     start = work(detector, ranks=3)
     beats = {0: beat(99, "data", sample=4), 1: beat(99, "data"), 2: beat(99, "backward", waits=True)}
     found, seconds = look_for(detector, beats, start, 300, stopped=[1])
-    assert found and 125 <= seconds <= 127 and found.late_ranks == [1]
+    assert found and 125 <= seconds <= 127 and found.blocking_ranks == [1]
 
 
 def test_a_rank_that_a_profiler_stops_for_an_instant_keeps_the_limit_of_its_phase():
@@ -182,7 +182,7 @@ def test_a_rank_that_never_began_or_does_not_end_is_named():
     found, seconds = look_for(
         late, {0: beat(3, "start", step=0, waits=True, activity="all"), 1: None}, 0.0, 60
     )
-    assert found.late_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
+    assert found.blocking_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
     leaving = StandstillDetector(limits(sample_seconds=1.0))
     found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
     assert "rank 1 is done, and its process has not ended for 60 s" in str(found)
@@ -193,9 +193,9 @@ def test_where_all_wait_the_earliest_exchange_is_told():
     start = work(detector)
     beats = {0: beat(9, "update", waits=True, activity="b"), 1: beat(9, "backward", waits=True, activity="a")}
     found, _ = look_for(detector, beats, start, 100)
-    assert found.late_ranks == [1]
+    assert found.blocking_ranks == [1]
     same = replace(found, beats={0: beats[1], 1: beats[1]})
-    assert same.late_ranks == [0, 1] and "none of this node is late" in str(same)
+    assert same.blocking_ranks == [0, 1] and "none of this node is late" in str(same)
 
 
 def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
@@ -263,7 +263,7 @@ def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
     detector = StandstillDetector(limits(sample_seconds=1.0), nodes=2)
     start = work(detector)
     found, seconds = look_for(detector, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
-    assert found and found.late_ranks == [0] and 60 <= seconds <= 62
+    assert found and found.blocking_ranks == [0] and 60 <= seconds <= 62
 
 
 def test_ranks_that_wait_in_forward_and_behind_it_may_have_skipped_a_layer() -> None:
