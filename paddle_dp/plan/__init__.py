@@ -3,7 +3,7 @@
 It imports no paddle and starts no process. Layouts are run by `axes`; `mesh` has the ranks.
 """
 
-from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal
+from paddle_dp.plan.legal import Anatomy, Shape, layout_error, legal_layouts, problems
 from paddle_dp.plan.pipeline_schedule import Partition, stage_bounds
 
-__all__ = ["Anatomy", "Partition", "Shape", "legal_layouts", "problems", "refusal", "stage_bounds"]
+__all__ = ["Anatomy", "Partition", "Shape", "layout_error", "legal_layouts", "problems", "stage_bounds"]

@@ -198,7 +198,7 @@ def legal_layouts(shape: Shape, ranks: int, near: Degrees | None = None) -> list
     return sorted((d for d in layouts(ranks) if not problems(d, shape, ranks)), key=distance)
 
 
-def refusal(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
+def layout_error(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
     """One sentence on why the layout cannot run and which near ones can; None if it can."""
     reasons = problems(degrees, shape, ranks)
     if not reasons:

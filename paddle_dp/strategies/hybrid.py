@@ -147,12 +147,12 @@ class Config(StrategyConfig):
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model and ranks."""
         from paddle_dp.checks.preflight import built_without_memory, preflight_check
-        from paddle_dp.plan import refusal
+        from paddle_dp.plan import layout_error
         from paddle_dp.plan.sharded import unshardable
 
         model = built_without_memory(recipe.build_model)
         shape = self.shape(recipe, model)
-        reason = refusal(self.layout(ranks).degrees, shape, ranks)
+        reason = layout_error(self.layout(ranks).degrees, shape, ranks)
         tied = shape.anatomy is None and bool(getattr(recipe.model.config, "tied", False))
         reason = reason or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if reason:

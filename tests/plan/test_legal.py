@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan import Anatomy, Shape, legal_layouts, problems, refusal
+from paddle_dp.plan import Anatomy, Shape, layout_error, legal_layouts, problems
 
 SIX = Anatomy(blocks=6, cut=(("qkv", 384),), attention_methods=True)
 GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, micro_batches=2)
@@ -24,7 +24,7 @@ GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, m
     ],
 )
 def test_each_reason_is_one_sentence_with_neighbours(degrees, ranks, said):
-    sentence = refusal(Degrees(**degrees), GPT, ranks)
+    sentence = layout_error(Degrees(**degrees), GPT, ranks)
     assert sentence is not None
     assert re.search(said, sentence), sentence
     assert f"Legal on {ranks} ranks, nearest first:" in sentence
@@ -40,7 +40,7 @@ def test_each_reason_is_one_sentence_with_neighbours(degrees, ranks, said):
     ],
 )
 def test_a_legal_layout_is_not_refused(degrees, shape, ranks, is_refused):
-    assert (refusal(Degrees(**degrees), shape, ranks) is not None) == is_refused
+    assert (layout_error(Degrees(**degrees), shape, ranks) is not None) == is_refused
 
 
 def test_neighbours_are_legal_and_near():
@@ -60,7 +60,7 @@ def test_without_blocks_there_is_no_pipeline():
 
 
 def test_a_model_without_tables_is_never_proposed_what_needs_them():
-    said = refusal(Degrees(pipeline=2), Shape(batch=4, anatomy=Anatomy()), 2)
+    said = layout_error(Degrees(pipeline=2), Shape(batch=4, anatomy=Anatomy()), 2)
     assert said is not None and said.endswith("Legal on 2 ranks, nearest first: data 2; sharding 2.")
     chained = Shape(batch=4, anatomy=Anatomy(blocks=3))
     assert {str(layout) for layout in legal_layouts(chained, 2)} == {"data 2", "sharding 2", "pipeline 2"}
