@@ -22,7 +22,7 @@ from paddle_dp.errors import CheckpointError, StoppedError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.retrain import RESULT, drift_ratio
-from paddle_dp.proof.sides import ending, refusal, run_alone
+from paddle_dp.proof.sides import ending, job_error, run_alone
 from paddle_dp.proof.tolerance import LARGEST_R, difference, is_same
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
@@ -284,7 +284,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             (scratch / "run").mkdir()
             if status := run_alone(job, attempts[-1]["variables"] if alone else None):
                 message = f"{steps} were not trained again"
-                raise refusal(status, f"{message}: {ending(status)}.", f"{message}: see above.")
+                raise job_error(status, f"{message}: {ending(status)}.", f"{message}: see above.")
             result = json.loads((scratch / RESULT).read_text())
             if result["bits"] is False and result["weights"] is None and not result["losses"]:
                 raise UsageError(

@@ -136,7 +136,7 @@ class SideRunner:
         """Computes the first batch on one process. Raises JobError if that fails, EndedError on a signal."""
         job = self._job(self._alone_overrides, 1, self.scratch / "first", alone=True, wide=False)
         if status := run(replace(job, entry_point="first_forward"), self.waiting):
-            raise refusal(status, "nothing was compared.")
+            raise job_error(status, "nothing was compared.")
 
     @property
     def _alone_overrides(self) -> list[str]:
@@ -178,7 +178,7 @@ class SideRunner:
         """The side of a job that ended with this status. Raises JobError, EndedError if it is not 0."""
         if status:
             subject = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
-            raise refusal(
+            raise job_error(
                 status, f"the side of {subject} did not run: {ending(status)}.", "nothing was compared."
             )
         return Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
@@ -207,7 +207,7 @@ def ending(status: int) -> str:
     return f"exit status {status}, see above"
 
 
-def refusal(status: int, message: str, refused: str = "") -> JobError:
+def job_error(status: int, message: str, refused: str = "") -> JobError:
     """The error for processes that ended with this status and have printed why; `refused`: the message if they refused
     the recipe."""
     if status - 128 in END_SIGNALS:
