@@ -121,9 +121,9 @@ def planned(request: SweepRequest) -> SweepPlan:
         read = _read(request, axes, settings, chosen)
         strategy = read.strategy.config
         numbers.add((request.ranks - strategy.servers) * strategy.accelerators)
-        refusals = [_refusal(read, request.ranks, kind) for kind in kinds]
-        if all(refusals):
-            raise UsageError(f"{' '.join(overrides(axes, chosen))}: {refusals[0]}")
+        errors = [_usage_error(read, request.ranks, kind) for kind in kinds]
+        if all(errors):
+            raise UsageError(f"{' '.join(overrides(axes, chosen))}: {errors[0]}")
     folder = request.folder or recipe.folder.with_name(f"{recipe.folder.name}.sweep")
     devices = () if request.elsewhere or kinds == ("cpu",) else _devices(request, machine, numbers)
     threads = max(1, cores() // (request.jobs * request.ranks))
@@ -144,7 +144,7 @@ def _kinds(request: SweepRequest, recipe: Recipe, settings: Settings, machine: M
     return (plan_of(job, machine, device, each).kind,)
 
 
-def _refusal(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
+def _usage_error(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
     try:
         for component in (recipe.strategy, *recipe.callbacks):
             component.refuse(recipe, ranks, kind)
