@@ -127,7 +127,7 @@ def compare(
             for c in changes
         ]
     refused = [c for c in changes if c.rule == NEVER or (c.rule == REFUSED and not _is_in(c.key, accept))]
-    errors = mesh.gather(_refusal(checkpoint, refused, setup) if refused else "")
+    errors = mesh.gather(_error_text(checkpoint, refused, setup) if refused else "")
     if error := next(filter(None, errors), ""):
         raise UsageError(error)
     accepted = [{"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.rule == REFUSED]
@@ -339,7 +339,7 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
     return any(key == accepted or key.startswith((f"{accepted}.", f"{accepted} ")) for accepted in accept)
 
 
-def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainingSettings) -> str:
+def _error_text(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainingSettings) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
