@@ -10,6 +10,7 @@ averages the ranks' statistics.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -132,6 +133,13 @@ class SyncBatchNorm(nn.Layer):
     dummy sample, which must not count. `index` identifies the BatchNorm within the model, to detect ranks that run
     different ones.
     """
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> SyncBatchNorm:
+        """A copy normalizes over the same ranks, whose process groups have no copies."""
+        copies[id(self.mesh)] = self.mesh
+        layer = copies[id(self)] = type(self).__new__(type(self))
+        layer.__dict__.update(copy.deepcopy(self.__dict__, copies))
+        return layer
 
     def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
         """Returns `total` if the statistics of all ranks are this layer's.
