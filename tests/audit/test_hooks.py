@@ -13,7 +13,7 @@ from paddle.io import BatchSampler, DataLoader, Dataset, DistributedBatchSampler
 
 from paddle_dp.audit.events import EventJournal
 from paddle_dp.audit.hooks import arrays, generators
-from paddle_dp.audit.hooks.collectives import PARAMETERS, watch_collectives
+from paddle_dp.audit.hooks.collectives import ORIGINAL, POSITIONS, watch_collectives
 from paddle_dp.audit.hooks.data import BatchOrder, rows, size
 from paddle_dp.audit.hooks.replay import JoinError, join
 from paddle_dp.audit.hooks.source_line import called_by, here, nearest
@@ -152,27 +152,52 @@ def test_parameters_of_groups_come_once():
 
 
 def test_collectives_have_their_effect_for_one_rank(tmp_path, monkeypatch):
-    for name in PARAMETERS:
-        monkeypatch.setattr(dist, name, getattr(dist, name))  # puts it back
+    for module in (dist, dist.stream):
+        for name in {*POSITIONS, *ORIGINAL} & vars(module).keys():
+            monkeypatch.setattr(module, name, getattr(module, name))  # puts it back
     watch_collectives(EventJournal(tmp_path, 0), alone=True)
     sent = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
     full, empty, gathered, received = [paddle.zeros([2])], [], [paddle.zeros([2])], []
-    tensor, share, objects = paddle.zeros([2]), paddle.zeros([2]), ["there"]
+    tensors, objects, scattered, sums = [paddle.zeros([2]) for _ in range(7)], ["there"], [], [5]
     dist.all_gather(full, sent, sync_op=False).wait()
     dist.all_gather(empty, tensor=sent)
-    dist.all_gather(tensor, sent)
-    dist.reduce_scatter(share, [sent])
+    dist.all_gather(tensors[0], sent)
+    dist.reduce_scatter(tensors[1], [sent])
     dist.gather(sent, gather_list=gathered, dst=0)
     dist.alltoall(received, [sent])
+    dist.alltoall_single(tensors[2], sent)
+    dist.scatter(tensors[3], [sent], src=0)
+    dist.stream.scatter(tensors[4], sent)
+    dist.stream.alltoall(tensors[5], sent, use_calc_stream=True)
+    dist.stream.reduce_scatter(tensor=tensors[6], tensor_or_tensor_list=sent)
     dist.all_gather_object(objects, {"a": 1})
-    for task in (dist.all_reduce(sent, sync_op=False), dist.broadcast(sent, 0), dist.reduce(sent, dst=0)):
-        assert task.wait() and task.is_completed()
+    dist.broadcast_object_list(sums, src=0)
+    dist.scatter_object_list(scattered, [{"b": 2}])
+    for module in (dist, dist.stream):
+        for task in (
+            module.all_reduce(sent, sync_op=False),
+            module.broadcast(sent, 0),
+            module.reduce(sent, dst=0),
+        ):
+            assert task.wait() and task.is_completed()
     dist.barrier()
-    lists = [full, empty, [tensor], [share], gathered, received]
-    assert [[each.tolist() for each in tensors] for tensors in lists] == [[[1.0, 2.0]]] * 6
+    lists = [full, empty, gathered, received, *([tensor] for tensor in tensors)]
+    assert [[each.tolist() for each in tensors] for tensors in lists] == [[[1.0, 2.0]]] * len(lists)
     assert all(each.stop_gradient and each is not sent for tensors in lists for each in tensors)
-    assert objects == ["there", {"a": 1}] and sent.tolist() == [1.0, 2.0]
-    lines = [json.loads(line)[1] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
-    assert [line["collective"] for line in lines[:4]] == ["all_gather"] * 3 + ["reduce_scatter"]
+    assert sent.tolist() == [1.0, 2.0] and (objects, sums, scattered) == (
+        ["there", {"a": 1}],
+        [5],
+        [{"b": 2}],
+    )
+    lines = [
+        json.loads(line)[1]["collective"] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()
+    ]
+    assert lines == [
+        *["all_gather"] * 3, "reduce_scatter", "gather", "alltoall", "alltoall_single", *["scatter"] * 2, "alltoall",
+        "reduce_scatter", "all_gather_object", "broadcast_object_list", "scatter_object_list",
+        *["all_reduce", "broadcast", "reduce"] * 2, "barrier",
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError, match="group is not initialized"):
+        dist.send(sent, 1)  # there is no other rank
     with pytest.raises(ValueError, match="shorter"):
         dist.all_gather([paddle.zeros([2]), paddle.zeros([2])], sent)  # of two ranks

@@ -6,6 +6,7 @@ Collectives of paddle.DataParallel are not recorded: they run in C++.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,30 +17,36 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.audit.events import EventJournal, Exchanged
-from paddle_dp.audit.hooks.source_line import here
+from paddle_dp.audit.hooks.source_line import caller, here
 from paddle_dp.audit.hooks.watch import wrap
 from paddle_dp.gloo.originals import CompletedTask
 
 SHOWN = 4  # numbers of a tensor that are recorded
+COMMUNICATION = os.path.join("paddle", "distributed", "communication")
 MAX_SIZE = 1 << 16  # elements of a tensor of which numbers are recorded
-# name of a collective: its parameters for this rank's payload, and for the target
-PARAMETERS = {
-    "all_reduce": ("tensor", ""), "reduce": ("tensor", ""), "broadcast": ("tensor", ""), "barrier": ("", ""),
-    "all_gather": ("tensor", "tensor_list"), "all_gather_object": ("obj", "object_list"),
-    "gather": ("tensor", "gather_list"), "reduce_scatter": ("tensor_list", "tensor"),
-    "alltoall": ("in_tensor_list", "out_tensor_list"),
+# Name of a collective, in paddle.distributed and its `stream`: the positions of this rank's payload and of the target
+# among its parameters.
+POSITIONS: dict[str, tuple[int | None, int | None]] = {
+    "all_reduce": (0, None), "reduce": (0, None), "broadcast": (0, None), "barrier": (None, None),
+    "all_gather": (1, 0), "gather": (0, 1), "scatter": (1, 0), "reduce_scatter": (1, 0), "alltoall": (1, 0),
+    "alltoall_single": (1, 0),
 }  # fmt: skip
+# Those of objects are made of the collectives above, also on one process; a message needs a second rank everywhere.
+ORIGINAL = (
+    "all_gather_object", "broadcast_object_list", "scatter_object_list", "send", "recv", "isend", "irecv",
+)  # fmt: skip
 
 
 def watch_collectives(journal: EventJournal, alone: bool) -> None:
-    """Wraps the public collectives of `paddle.distributed`.
+    """Wraps the public collectives of `paddle.distributed` and `paddle.distributed.stream`.
 
     `alone`: on one process without a group, where Paddle's collectives raise, each has its effect for one rank:
     all_reduce changes nothing, all_gather gives a list of one, or fills the script's.
     """
-    for name in PARAMETERS:
-        if hasattr(dist, name):
-            wrap(dist, name, partial(_note_collective, journal, name, alone))
+    for module in (dist, dist.stream):
+        for name in (*POSITIONS, *ORIGINAL):
+            if hasattr(module, name):
+                wrap(module, name, partial(_note_collective, journal, name, alone))
 
 
 def let_fleet_run_alone() -> None:
@@ -62,14 +69,16 @@ def _note_collective(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    values = inspect.signature(collective).bind(*args, **kwargs).arguments
-    sent, received = map(values.get, PARAMETERS[name])
-    journal.write(Exchanged(collective=name, values=_first_numbers(sent), where=here()))
-    if not alone:
+    signature = inspect.signature(collective)
+    values, names = signature.bind(*args, **kwargs).arguments, [*signature.parameters]
+    sent, received = (
+        None if at is None else values.get(names[at]) for at in POSITIONS.get(name, (None, None))
+    )
+    if COMMUNICATION not in caller():  # all_reduce calls stream.all_reduce
+        journal.write(Exchanged(collective=name, values=_first_numbers(sent), where=here()))
+    if not alone or name in ORIGINAL:
         return collective(*args, **kwargs)
-    if isinstance(received, list) and name == "all_gather_object":
-        received.append(sent)
-    elif received is not None:
+    if received is not None:
         _receive(sent, received)
     return CompletedTask()
 

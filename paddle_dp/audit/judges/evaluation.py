@@ -10,7 +10,7 @@ from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import EventTrace, Rank
 from paddle_dp.text import few, plural
 
-GATHERS = ("all_gather", "all_gather_object", "gather")
+GATHERS = ("all_gather", "all_gather_object", "gather", "recv")
 
 
 def evaluation(trace: EventTrace) -> ReportSection:
