@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 
 CUTS = {
     "wide": "channels", "norm": "channels", "drop": "channels", "drop2d": "channels", "each": "channels",
-    "narrow": "rowwise", "flat": "channels", "rows": "rowwise",
+    "narrow": "rowwise", "flat": "channels", "rows": "rowwise", "same": "channels",
 }  # fmt: skip
 TENSOR = "{use: hybrid, tensor: 2}"
 
@@ -32,6 +32,7 @@ class Net(nn.Layer):
         self.each = nn.Conv2D(8, 8, 3, padding=1, stride=2, groups=8)
         self.narrow, self.after = nn.Conv2D(8, 4, 3, padding=1), nn.BatchNorm2D(4)
         self.flat, self.rows = nn.Conv2D(4, 4, 2, stride=2), nn.Linear(16, 3)
+        self.same = self.wide  # two names of one layer
 
     def forward(self, x):
         x = self.drop2d(self.drop(nn.functional.relu(self.norm(self.wide(self.stem(x))))))

@@ -84,6 +84,7 @@ class TensorParallelizer:
         self.group, self.placements, self.cuts_classes = group, placements, False
         self.initial = initial
         self._sharded: dict[int, paddle.Tensor] = {}
+        self._cut: dict[tuple[int, str], tuple[Any, Any]] = {}  # by id and way: a layer, the one in its place
 
     def parallelize(self, model: nn.Layer) -> nn.Layer:
         """Replaces, in place, every layer that a `cuts` table names. Raises UsageError if no table names any."""
@@ -115,13 +116,19 @@ class TensorParallelizer:
             for cut in cut_entries(parent):
                 placed = parent if isinstance(cut.value, int) else cut.value
                 if within is None or id(placed) in within:
-                    check_cuttable(cut.value, cut.way)
-                    with self._memory():
-                        setattr(parent, cut.name, WAYS[cut.way](self, cut.value))
+                    setattr(parent, cut.name, self._cut_once(cut.value, cut.way))
                     replaced, cuts_heads = True, cuts_heads or cut.way == "heads"
             if cuts_heads:
                 draw_slice(parent, "heads", self.group, *_attention_methods(parent))
         return replaced
+
+    def _cut_once(self, full: Any, way: str) -> Any:
+        """Cuts a number or a layer; one with two names once, for its channels would be cut twice."""
+        if (key := (id(full), way)) not in self._cut:
+            check_cuttable(full, way)
+            with self._memory():
+                self._cut[key] = full, WAYS[way](self, full)
+        return self._cut[key][1]
 
     def _memory(self) -> AbstractContextManager[Any]:
         """Wraps the creation of layers, which allocates no weights if the model has none."""
