@@ -136,7 +136,7 @@ class RowTables:
         for name, layer in layers.items():
             index = indices.get(id(layer.weight))
             if index is None:
-                dense[name] = "is not updated by the optimizer"
+                dense[name] = "is frozen"
                 continue
             table = self.tables[index] = Table(name, layer.weight, index, deal.owners[index])
             if mesh.reads:

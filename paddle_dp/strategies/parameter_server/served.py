@@ -200,7 +200,8 @@ class ServedPlacement(Placement):
 
 
 class ServerOwners:
-    """Assigns each parameter that `optimizer` trains, as a whole, to the server with the fewest bytes so far.
+    """Assigns each parameter that is not frozen, as a whole, to the server with the fewest bytes so far: also one that
+    `optimizer` lacks, whose gradient counts in the norm.
 
     Records the server of each in `placements`, and removes all parameters from `optimizer` that this rank does not own:
     on a worker all of them. Raises UsageError if a server would own nothing.
@@ -209,7 +210,7 @@ class ServerOwners:
     def __init__(self, model: nn.Layer, optimizer: Any, mesh: Mesh, placements: Placements):
         servers, self._at, self._placements = mesh.axes.servers, mesh.coords, placements
         trained = {id(parameter) for parameter in parameters_of(optimizer)}
-        self.parameters: list[paddle.Tensor] = [p for p in model.parameters() if id(p) in trained]
+        self.parameters: list[paddle.Tensor] = [p for p in model.parameters() if not p.stop_gradient]
         if len(self.parameters) < servers:
             raise UsageError(
                 f"strategy.servers={servers}, but there are only {len(self.parameters)} parameters to train: some "
@@ -219,10 +220,8 @@ class ServerOwners:
         """The server of each parameter. Its number is its rank, because servers are the first ranks."""
         for parameter, server in zip(self.parameters, self.owners, strict=True):
             placements.record(parameter, server=server)
-        keep(
-            optimizer,
-            [p for p, server in zip(self.parameters, self.owners, strict=True) if server == mesh.rank],
-        )
+        here = (self.parameters[index] for index in self.indices_of(mesh.rank))
+        keep(optimizer, [parameter for parameter in here if id(parameter) in trained])
 
     def indices_of(self, server: int) -> list[int]:
         """The indices of the parameters that a server owns."""
