@@ -186,8 +186,10 @@ def launcher(plan: LaunchPlan, logs: Path) -> list[str]:
     """Returns the launcher's part of that command, to be followed by a script and its arguments."""
     meeting = plan.meeting
     arguments = [sys.executable, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
-    # All nodes need the same job id, but may count their log folders differently.
-    arguments += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
+    # All nodes need the same job id, and may count their log folders differently. Another job has another one: both may
+    # have chosen one port, where launchers of both then meet.
+    job_id = logs.name if meeting is None else secret.code_of(meeting.key, b"job id").hex()[:8]
+    arguments += ["--log_dir", str(logs), "--job_id", job_id]
     if plan.devices:
         arguments += ["--devices", ",".join(plan.devices)]
     if meeting is not None:

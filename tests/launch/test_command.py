@@ -7,7 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from paddle_dp.launch.command import Job, LaunchPlan, Meeting, argv, environment, headline, settings
+from paddle_dp.launch.command import (
+    Job,
+    LaunchPlan,
+    Meeting,
+    argv,
+    environment,
+    headline,
+    launcher,
+    settings,
+)
 from paddle_dp.launch.machine import Machine
 
 CPU = Machine(cores=8, mkl_type="7")
@@ -38,6 +47,9 @@ def test_devices_and_nodes_are_passed_on():
     words = argv(plan(GPU, devices=("0", "2"), nodes=2, meeting=meeting, node_rank=1), Path("logs"))
     for pair in ("--devices 0,2", "--nnodes 2", "--master 10.0.0.1:9701", "--rank 1", "--host 10.0.0.2"):
         assert pair in " ".join(words)
+    keys = (meeting, meeting, replace(meeting, key=b"other"))
+    ids = [launcher(plan(GPU, nodes=2, meeting=each), Path("logs"))[9] for each in keys]
+    assert ids[0] == words[9] == ids[1] != ids[2]  # two jobs may have chosen one port
 
 
 def test_the_run_folder_is_an_override_that_yaml_reads_as_text():

@@ -147,7 +147,11 @@ def run(node_job: NodeJob) -> int:
         address, ranks = network.split_address(meeting.master), node_job.supply.offered().ranks
         hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": ranks}
         if number == 0:
-            server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
+            try:
+                server, endpoint = Server(Rendezvous(node_job.limits), address, key), address
+            except OSError as error:  # taken since `meet` looked
+                raise UsageError(f"--master {job.master}: {error.strerror}: give another port.") from error
+            stack.enter_context(server)
         else:  # by its name: node 0's machine may return with another address
             server, endpoint = None, network.split_address(str(job.master))
         stock = partial(memory.stock, node_job.plan.memory)

@@ -468,6 +468,16 @@ def test_a_failure_that_nobody_understands_is_a_failure(play, monkeypatch, capsy
     assert "failed, and this node cannot read its report" in capsys.readouterr().err
 
 
+def test_a_port_that_another_program_takes_at_the_last_moment_is_named(play, capsys, monkeypatch):
+    job = play()
+    monkeypatch.setattr(network, "_is_free", lambda port: True)
+    with socket.create_server(("127.0.0.1", job.port)):
+        job.start(0)
+        assert job.end() == {0: 2}
+    assert f"{job.port}: Address already in use" in (said := capsys.readouterr().out)
+    assert said.endswith(": give another port.\n")
+
+
 def test_a_number_too_high_is_refused(play, capsys):
     job = play()
     job.start(0, works)
