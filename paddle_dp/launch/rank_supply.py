@@ -19,7 +19,7 @@ ROW = 2  # failures of one rank in a row, without a new checkpoint, after which 
 
 Offer = tuple[int, int]
 """A node's number, and its number of ranks."""
-Refused = Callable[[int], str]
+Obstacle = Callable[[int], str]
 """Returns why a recipe cannot be trained on a number of ranks; "" if it can."""
 
 
@@ -31,7 +31,7 @@ def equal(offers: Sequence[Offer]) -> Sequence[Offer]:
     return offers
 
 
-def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refused) -> list[Offer]:
+def choose(offers: Sequence[Offer], least: int, least_ranks: int, obstacle: Obstacle) -> list[Offer]:
     """Chooses the most offered ranks that the recipe can be trained on: the same number on each of the first nodes.
 
     It needs `least` nodes with `least_ranks` ranks each. Raises UsageError, with the reason against the largest number,
@@ -44,7 +44,7 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
     }
     reasons: dict[int, str] = {}
     for total, nodes in sorted(counts, reverse=True):
-        reasons[total] = reasons.get(total) or refused(total)
+        reasons[total] = reasons.get(total) or obstacle(total)
         if not reasons[total]:
             return [(number, total // nodes) for number, _ in offers[:nodes]]
     there = " + ".join(str(offered) for _, offered in offers)
@@ -72,7 +72,7 @@ class RankSupply:
 
     plan: LaunchPlan
     run: Path
-    refused: Refused
+    obstacle: Obstacle
     machine: Callable[[], Machine] = Machine.here
     lost: list[str] = field(default_factory=list)  # devices; on a CPU, ranks
 
@@ -95,7 +95,7 @@ class RankSupply:
             return self.plan
         self.note_lost(history, self._last or self.plan)
         plan = self.offered()
-        [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
+        [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.obstacle)
         return with_ranks(plan, ranks)
 
     def choose_offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
@@ -103,7 +103,7 @@ class RankSupply:
         plan, job = self.plan, self.plan.job
         if not job.elastic:
             return equal(offers)
-        return choose(offers, job.least_nodes or plan.nodes, job.least_ranks or plan.ranks, self.refused)
+        return choose(offers, job.least_nodes or plan.nodes, job.least_ranks or plan.ranks, self.obstacle)
 
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> LaunchPlan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
@@ -210,6 +210,6 @@ class RankSupply:
         if gone and not reasons:
             reasons.append(f"{spoken(self.plan.kind)} {','.join(gone)} is not there, or not needed")
         offered = self.offered().ranks
-        if offered > plan.ranks and (why := self.refused(offered)):
+        if offered > plan.ranks and (why := self.obstacle(offered)):
             reasons.append(f"{offered} cannot train it: {why}")
         return f"{plan.ranks} of at most {self.plan.ranks} ranks: {'; '.join(reasons)}"

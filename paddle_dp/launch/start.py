@@ -91,7 +91,7 @@ def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int
     _check_machine(plan)
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
-    supply = RankSupply(plan=plan, run=folder, refused=lambda ranks: "")
+    supply = RankSupply(plan=plan, run=folder, obstacle=lambda ranks: "")
     with PreparedLauncher(plan, inherited) as prepared:
         return _run_plan(supply, lambda goes_on: _with_logs(plan, folder), inherited, prepared=prepared)
 
@@ -131,7 +131,7 @@ def _run_recipe(job: Job, machine: Machine, inherited: dict[str, str], prepared:
         prepared.drop()
     if job.spares:
         _refuse_spares(plan)
-    supply = RankSupply(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
+    supply = RankSupply(plan=plan, run=recipe.folder, obstacle=partial(_obstacle, recipe, plan.kind))
     if not job.elastic:
         _refuse(recipe, plan.all_ranks, plan.kind)
     elif plan.nodes == 1:
@@ -211,7 +211,7 @@ def _refuse_spares(plan: LaunchPlan) -> None:
         raise UsageError(f"--spares: {reason}: leave it out; --restarts works without it.")
 
 
-def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
+def _obstacle(recipe: Recipe, kind: str, ranks: int) -> str:
     """Returns why the recipe cannot be trained on `ranks` ranks; "" if it can."""
     try:
         _refuse(recipe, ranks, kind)

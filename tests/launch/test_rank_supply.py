@@ -23,10 +23,10 @@ def pairs_only(ranks: int) -> str:
     return "" if ranks % 2 == 0 else f"tensor 2 does not divide {ranks} ranks"
 
 
-def supply(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> RankSupply:
+def supply(run: Path, ranks: int = 4, least: int | None = 2, obstacle=lambda ranks: "", **more) -> RankSupply:
     job = Job(recipe=Path("r.yaml"), ranks=ranks, least_ranks=least, **more.pop("job", {}))
     plan = LaunchPlan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
-    return RankSupply(plan=plan, run=run, refused=refused, **more)
+    return RankSupply(plan=plan, run=run, obstacle=obstacle, **more)
 
 
 def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
@@ -35,7 +35,7 @@ def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
 
 
 @pytest.mark.parametrize(
-    ("offers", "least", "least_ranks", "refused", "chosen"),
+    ("offers", "least", "least_ranks", "obstacle", "chosen"),
     [
         ([(0, 4)], 1, 1, lambda n: "", [(0, 4)]),
         ([(0, 3)], 1, 1, pairs_only, [(0, 2)]),
@@ -46,8 +46,8 @@ def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
         ([(0, 1), (1, 1), (2, 1)], 2, 1, pairs_only, [(0, 1), (1, 1)]),
     ],
 )
-def test_the_most_ranks_that_can_train_it(offers, least, least_ranks, refused, chosen):
-    assert choose(offers, least, least_ranks, refused) == chosen
+def test_the_most_ranks_that_can_train_it(offers, least, least_ranks, obstacle, chosen):
+    assert choose(offers, least, least_ranks, obstacle) == chosen
 
 
 def test_too_few_are_refused_with_the_reason():

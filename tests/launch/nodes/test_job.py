@@ -108,7 +108,7 @@ class Play:
             self.opened.append((number, goes_on))
             return plan, logs.fresh(self.folder / f"run{number}")
 
-        supply = RankSupply(plan=plan, run=self.folder, refused=lambda ranks: "")
+        supply = RankSupply(plan=plan, run=self.folder, obstacle=lambda ranks: "")
         given = nodes.NodeJob(supply=supply, limits=self.limits, open=opened, inherited={})
 
         def run() -> None:
@@ -328,7 +328,7 @@ def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
     """It said how many it had at first: the next attempt had more ranks than its file allows, and they stayed."""
     job = Job(recipe=Path("r.yaml"), ranks=4, least_ranks=2, nodes=2, node_rank=1)
     plan = LaunchPlan(job=job, machine=Machine(cores=4), ranks=4, nodes=2)
-    supply = RankSupply(plan=plan, run=tmp_path, refused=lambda ranks: "")
+    supply = RankSupply(plan=plan, run=tmp_path, obstacle=lambda ranks: "")
     limits = NodeLimits(least=2, most=2)
     hello = {"node": 1, "host": "127.0.0.1", "name": "host1", "ranks": supply.offered().ranks}
     with connections.Server(rendezvous.Rendezvous(limits), ("127.0.0.1", 0), b"") as server:
@@ -352,7 +352,7 @@ def test_a_node_notes_no_failure_of_an_attempt_without_it(tmp_path, capsys):
     """Its rank of the same number was left out, though it had failed once, or never."""
     job = Job(recipe=Path("r.yaml"), ranks=2, least_ranks=1, nodes=2, node_rank=1)
     plan = LaunchPlan(job=job, machine=Machine(cores=2), ranks=2, nodes=2, node=1)
-    supply = RankSupply(plan=plan, run=tmp_path, refused=lambda ranks: "")
+    supply = RankSupply(plan=plan, run=tmp_path, obstacle=lambda ranks: "")
     node_job = nodes.NodeJob(
         supply=supply, limits=NodeLimits(least=1, most=2), open=lambda again: (plan, tmp_path), inherited={}
     )
