@@ -34,7 +34,7 @@ class Membership:
 
     `hello` describes the node as it is now, and `stock` the checkpoints in its memory. `inbox` has the received
     messages, in order; {"say": "lost", "why": …} when the connection is gone, after which it connects again; and
-    {"say": "refused", "why": …} if it must not.
+    {"say": "rejected", "why": …} if it must not.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Membership:
         self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0  # the one in which this node takes part
         self.known = False  # True once the rendezvous has let this node in
-        self.refusal = ""  # why it did not, when this node last asked
+        self.rejection = ""  # why it did not, when this node last asked
         self._out: queue.Queue[Message] = queue.Queue()
         self._begun_attempt = 0  # the last attempt that this node was to begin
         self._ended = 0  # the last one that it was to end, or in which it lost its connection
@@ -113,12 +113,12 @@ class Membership:
             why = self._talk(line)
             return why if self.connected else None
         except StrangerError as stranger:
-            self._refuse(f"{stranger}. {STRANGER}")
+            self._reject(f"{stranger}. {STRANGER}")
             return None
         except BrokenLineError as broken:
             return str(broken) if self.connected else None
         except Exception as error:  # noqa: BLE001 - this thread reports any message that it cannot read
-            self._refuse(
+            self._reject(
                 f"this node cannot read the answers from there ({error!r}): is its paddle-dp of another version?"
             )
             return None
@@ -135,10 +135,10 @@ class Membership:
             now = time.monotonic()
             for message in line.hear() if ready else ():
                 heard = now
-                if message["say"] == "refused":
-                    self.refusal = str(message["why"])
+                if message["say"] == "rejected":
+                    self.rejection = str(message["why"])
                     if not message.get("later"):
-                        self._refuse(f"node 0 does not let this node in: {message['why']}.")
+                        self._reject(f"node 0 does not let this node in: {message['why']}.")
                     return None
                 self._take(message)
             if now - heard > self._silence:
@@ -150,9 +150,9 @@ class Membership:
                 line.send({"say": "alive"})
         return None
 
-    def _refuse(self, why: str) -> None:
+    def _reject(self, why: str) -> None:
         """Reports that this node is not let in, and stops connecting."""
-        self.inbox.put({"say": "refused", "why": why})
+        self.inbox.put({"say": "rejected", "why": why})
         self._over.set()
 
     def _take(self, message: Message) -> None:
@@ -284,11 +284,11 @@ class Server:
     def _join(self, client: _Client, message: Message) -> None:
         host, name = str(message["host"])[:64], str(message["name"])[:64]
         member = Member(int(message["node"]), host, name, ranks_of(message), memory=message.get("memory"))
-        refused = self.rendezvous.join(member, int(message["attempt"]))
-        if refused is None:
+        rejected = self.rendezvous.join(member, int(message["attempt"]))
+        if rejected is None:
             client.number = member.number
         else:
-            self._tell(client, {"say": "refused", "why": refused[0], "later": refused[1]})
+            self._tell(client, {"say": "rejected", "why": rejected[0], "later": rejected[1]})
 
     def _pass_on(self) -> None:
         """Sends the rendezvous' orders, and closes the connections of nodes that it counts as lost."""

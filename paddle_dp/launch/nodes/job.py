@@ -193,7 +193,7 @@ class _Node:
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
             "waits": self._waits, "prepare": self._prepare, "begin": self._begin, "judge": self._judge,
-            "again": self._restart, "leave": self._leave, "lost": self._lost, "refused": self._refused,
+            "again": self._restart, "leave": self._leave, "lost": self._lost, "rejected": self._rejected,
         }  # fmt: skip
         while True:
             if self.server is not None and self.server.failure:
@@ -216,8 +216,8 @@ class _Node:
             self.obeyed = self.signals.times
         waited, limits = self.member.alone, self.node_job.limits
         state, advice = "no answer", "Is node 0 running, and can this node reach it?"
-        if self.member.refusal:
-            state, advice = "not let in", f"{self.member.refusal}."
+        if self.member.rejection:
+            state, advice = "not let in", f"{self.member.rejection}."
         if not self.member.known and waited > limits.gather:
             console.write(f"{state} at {self.job.master} for {waited:.0f} s (watch.start). {advice}")
             return NOBODY
@@ -406,7 +406,7 @@ class _Node:
         console.write(f"{text} Waiting for it, for {rejoin:.0f} s at most (watch.rejoin)")
         return None
 
-    def _refused(self, message: Message) -> int:
+    def _rejected(self, message: Message) -> int:
         raise UsageError(f"--master {self.job.master}: {message['why']}")
 
     def _end(self, text: str, status: int) -> int:

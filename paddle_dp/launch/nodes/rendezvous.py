@@ -118,7 +118,7 @@ class Rendezvous:
     def join(self, member: Member, attempt: int = 0) -> tuple[str, bool] | None:
         """Adds a node; `attempt` is the last one in which it took part.
 
-        Returns None, or the reason for its refusal, and True if it may be accepted later.
+        Returns None, or the reason for its rejection, and True if it may be let in later.
         """
         if not 0 <= member.number < self.limits.most:
             return f"there are {self.limits.most} nodes, with --node-rank 0 to {self.limits.most - 1}", False
@@ -231,7 +231,7 @@ class Rendezvous:
         self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
 
     def _begin(self, message: Message) -> None:
-        """Begins the attempt with node 0's answer: its ranks, nodes and checkpoint, or a refusal."""
+        """Begins the attempt with node 0's answer: its ranks, nodes and checkpoint, or an error."""
         if "refused" in message:
             self._over(int(message.get("status", 2)), str(message["refused"]))
             return

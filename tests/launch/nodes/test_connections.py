@@ -98,7 +98,7 @@ def test_a_node_whose_rendezvous_is_gone_ends_its_attempt_and_comes_back(place):
 def test_a_node_with_another_secret_is_told_so(place):
     place.open(secret=b"ours")
     node = place.node(1, secret=b"theirs")
-    assert "the node that answers there has another secret" in news(node, "refused")["why"]
+    assert "the node that answers there has another secret" in news(node, "rejected")["why"]
 
 
 ODD = [
