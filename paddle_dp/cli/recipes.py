@@ -201,7 +201,7 @@ def plan(
     cost = None if price is None else _price(price)
     check_file("--png", png, ".png")
     import_paddle()
-    from paddle_dp.doctor.layout_trial import refuse, trial, trial_fields, trial_lines
+    from paddle_dp.doctor.layout_trial import check_trial, trial, trial_fields, trial_lines
     from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, start_command, write_chosen
     from paddle_dp.verbs.plan_picture import draw_plan
     from paddle_dp.verbs.plan_screen import PlanScreen
@@ -214,7 +214,7 @@ def plan(
     _positive("--try", 1 if try_ is None else try_)
     planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, cost, probe)
     if try_ is not None:
-        refuse(planned, probe)
+        check_trial(planned, probe)
     path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
     if png is not None:
         write_picture(png, draw_plan(planned))

@@ -106,7 +106,7 @@ class Trial:
             yield f"the plan was wrong: {best.planned.choice} took {share}"
 
 
-def refuse(plan: RecipePlan, probe: Probe | None = None) -> None:
+def check_trial(plan: RecipePlan, probe: Probe | None = None) -> None:
     """Raises UsageError unless this machine has the plan's ranks, on the kind of device that it is for; with a
     `probe`, unless it has the probe's processor."""
     ranks, device, here = plan.rankings[0].ranks, plan.planner.device, Machine.here()
@@ -133,7 +133,7 @@ def refuse(plan: RecipePlan, probe: Probe | None = None) -> None:
 def trial(plan: RecipePlan, file: Path, settings: Sequence[str], count: int) -> Trial:
     """Trains the first `count` layouts of the plan's only number of ranks for a few steps, in a temporary folder.
     Raises UsageError if the ranks are not here or nothing is ranked, JobError with the cause if a layout fails."""
-    refuse(plan)
+    check_trial(plan)
     (ranking,) = plan.rankings
     rows = ranking.ranked[:count]
     if not rows:

@@ -13,7 +13,7 @@ import pytest
 
 from paddle_dp.cli import main
 from paddle_dp.doctor import layout_trial
-from paddle_dp.doctor.layout_trial import Trial, TriedLayout, refuse, trial, trial_fields, trial_lines
+from paddle_dp.doctor.layout_trial import Trial, TriedLayout, check_trial, trial, trial_fields, trial_lines
 from paddle_dp.doctor.probe_rank import FIRST, TRIAL_STEPS, WINDOW, WINDOWS
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.machine import Machine
@@ -90,23 +90,23 @@ def plan_for(ranks: int, device: Device) -> RecipePlan:
 
 def test_ranks_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "here", lambda: Machine(kind="cpu", devices=(), cores=2))
-    refuse(plan_for(2, HERE))
+    check_trial(plan_for(2, HERE))
     with pytest.raises(
         UsageError, match=r"--try: the probe is of EPYC, and this machine has .*: measure here"
     ):
-        refuse(plan_for(2, HERE), measured_probe())
+        check_trial(plan_for(2, HERE), measured_probe())
     with pytest.raises(
         UsageError, match=r"--try runs 4 ranks on this CPU, and this machine has 2 processors: .*--ranks 2"
     ):
-        refuse(plan_for(4, HERE))
+        check_trial(plan_for(4, HERE))
     with pytest.raises(
         UsageError, match=r"on a100-80, and this machine has no accelerator: .*--measured probe.json"
     ):
-        refuse(plan_for(2, DEVICES["a100-80"]))
+        check_trial(plan_for(2, DEVICES["a100-80"]))
     monkeypatch.setattr(Machine, "here", lambda: Machine(kind="gpu", devices=("0",), cores=8))
     with pytest.raises(UsageError, match="this machine has 1 accelerator"):
-        refuse(plan_for(2, DEVICES["a100-80"]))
-    refuse(plan_for(1, DEVICES["a100-80"]))
+        check_trial(plan_for(2, DEVICES["a100-80"]))
+    check_trial(plan_for(1, DEVICES["a100-80"]))
 
 
 @pytest.mark.parametrize(
