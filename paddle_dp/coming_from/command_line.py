@@ -66,7 +66,7 @@ class Command:
                 is_value = bool(name and not values and _VALUED.fullmatch(name))
                 is_early = number < max(program, 2) and not command.options and "accelerate" not in tokens
                 if not (is_value or (is_early and not name)) or re.search(r"\$[@*]|\[[@*]\]", token):
-                    _refuse_options(file, token)
+                    _reject_options(file, token)
                 if not name and token.endswith(DATA) and number > program:
                     command.base = token
                 values.append(token)
@@ -92,7 +92,7 @@ class Command:
             self.launched = _ranks(option_name, self.options[name]) or self.launched
 
 
-def _refuse_options(file: Path, token: str) -> None:
+def _reject_options(file: Path, token: str) -> None:
     if isinstance(token, Unresolved) and token.may_split:
         raise UsageError(
             f"{file}, line {token.line}: {token} may hold options, and what it is depends on a run: write them there, "

@@ -94,12 +94,12 @@ class Configuration:
         self.carried.add(key)
         value = self.values[key]
         if any(isinstance(each, UnreadObject) for each in (value if isinstance(value, list) else [value])):
-            self.refuse(
+            self.reject(
                 key, "an object of this class is not read: write the arguments as JSON, with its value"
             )
         if isinstance(value, Unresolved):
             why = "the script does not set it, or sets it twice, on a condition, or before it reads a file (source)"
-            self.refuse(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")
+            self.reject(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")
         return default if value is None else value
 
     def take_if(self, key: str, value: Any) -> bool:
@@ -160,7 +160,7 @@ class Configuration:
         """Notes all keys that nothing has mentioned."""
         self.lose("*", "has no counterpart that is known here")
 
-    def refuse(self, key: str, reason: str) -> NoReturn:
+    def reject(self, key: str, reason: str) -> NoReturn:
         """Raises UsageError: without this key there is no recipe."""
         value = self.values.get(key)
         raise UsageError(f"{self.name}: {key}{'' if value is None else f': {value}'}: {reason}")

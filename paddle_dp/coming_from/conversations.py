@@ -86,13 +86,13 @@ def _sources(c: Configuration, split: str) -> list[_Source]:
         c.carried -= {"eval_dataset_prob"}
         c.without_counterpart("eval_dataset_prob", "every held-out sample counts once")
     if not len(paths) == len(types) == len(shares):
-        c.refuse(
+        c.reject(
             key, f"has {len(paths)} paths, and there are {len(types)} types and {len(shares)} probabilities"
         )
     try:
         numbers = [float(share) for share in shares]
     except ValueError:
-        c.refuse(f"{split}_dataset_prob", "needs a number for each path, such as 0.8,0.2")
+        c.reject(f"{split}_dataset_prob", "needs a number for each path, such as 0.8,0.2")
     if unknown := [name for name in types if name not in _FORMS]:
         c.lose_key(
             f"{split}_dataset_type",
@@ -105,7 +105,7 @@ def _sources(c: Configuration, split: str) -> list[_Source]:
         for path, form, share in zip(paths, types, numbers, strict=True)
         if share > 0
     ]
-    return read or c.refuse(f"{split}_dataset_prob", "is 0 for each path")
+    return read or c.reject(f"{split}_dataset_prob", "is 0 for each path")
 
 
 def _entries(value: Any) -> list[str]:

@@ -22,7 +22,7 @@ from paddle_dp.coming_from.trainer_arguments import (
     loader_section,
     number,
     optimizer_section,
-    refuse_tasks,
+    reject_tasks,
     schedule_section,
     settle,
     switch,
@@ -139,7 +139,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
 
     Raises UsageError for a model, a schedule or a value that no recipe expresses.
     """
-    refuse_tasks(c, _NOT_HERE)
+    reject_tasks(c, _NOT_HERE)
     if not HUGGING_FACE_ALONE & c.values.keys():
         c.differences.append(
             "No key is of one tool alone: Hugging Face's Trainer and its defaults are assumed."
@@ -274,7 +274,7 @@ def _precision(c: Configuration) -> Any:
         c.take("launcher.mixed_precision")
         bf16, fp16 = bf16 or (launched == "bf16" and not fp16), fp16 or (launched == "fp16" and not bf16)
     if bf16 and fp16:
-        c.refuse("bf16", "fp16 is true, too")
+        c.reject("bf16", "fp16 is true, too")
     dtype = "bfloat16" if bf16 else "float16" if fp16 else None
     return {"dtype": dtype, "level": "O2"} if dtype and c.has("deepspeed.zero_optimization") else dtype
 
@@ -309,7 +309,7 @@ def _zero_stage(c: Configuration) -> int:
         c.take("deepspeed")
     key = "deepspeed.zero_optimization.stage"
     stage = count(c, key, 0, 0) if c.has("deepspeed.zero_optimization") else 0
-    return stage if stage <= 3 else c.refuse(key, "stage 0 to 3")
+    return stage if stage <= 3 else c.reject(key, "stage 0 to 3")
 
 
 def _fsdp_stage(c: Configuration) -> int:

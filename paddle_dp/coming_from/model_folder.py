@@ -56,10 +56,10 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
     try:
         values = hf_config.read(source)
         family = _family_of(c, key, source, values.get("model_type"))
-        _refuse_head(c, key, source, family, values.get("architectures"))
+        _reject_head(c, key, source, family, values.get("architectures"))
         sizes = hf_config.settings_of(values, find("models", family), family, None, hf_config.file_in(source))
     except RecipeError as error:
-        c.refuse(key, f"{source}: {error}")
+        c.reject(key, f"{source}: {error}")
     for dropout in ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"):
         if values.get(dropout):
             c.differences.append(f"Attention weights are not dropped; theirs are: {dropout} of config.json.")
@@ -75,7 +75,7 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
 def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> PublishedModel:
     """The model by the family in its name: the folder has to be filled in."""
     if not isinstance(name, str):
-        c.refuse(
+        c.reject(
             key, "missing, so the model is not known: name the folder of its config.json, --model FOLDER"
         )
     last = name.rstrip("/").rpartition("/")[2].lower()
@@ -85,7 +85,7 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
         if kind not in _SHARED_NAMES and re.search(rf"(?<![a-z]){kind}(?![a-z])", last)
     ]
     if not kinds:
-        c.refuse(
+        c.reject(
             key,
             f"there is no such folder, and its name has no family of models that is here ({', '.join(_families())}). "
             "Name the folder of its config.json: --model FOLDER",
@@ -117,7 +117,7 @@ def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str
     families = _families()
     if model_type not in families:
         known = ", ".join(families)
-        c.refuse(
+        c.reject(
             key,
             f"{folder / hf_config.file_in(folder)} has model_type {json.dumps(model_type)}, and the models here are "
             f"{known}",
@@ -125,12 +125,12 @@ def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str
     return families[model_type]
 
 
-def _refuse_head(c: Configuration, key: str, folder: Path, family: str, architectures: Any) -> None:
+def _reject_head(c: Configuration, key: str, folder: Path, family: str, architectures: Any) -> None:
     """Raises UsageError for a model of another task than the family's here, such as LlamaForSequenceClassification."""
     heads = "ImageClassification" if family == "vit" else "CausalLM|MaskedLM|Pre[Tt]raining"
     known = [str(each) for each in architectures] if isinstance(architectures, list) else []
     if known and not any(re.search(rf"For({heads})|^(?!.*(For[A-Z]|Reward))", each) for each in known):
-        c.refuse(
+        c.reject(
             key,
             f"{folder / hf_config.file_in(folder)} has architectures {', '.join(known)}, a head of another task than "
             f"{family}'s here: name a folder without it, --model FOLDER",

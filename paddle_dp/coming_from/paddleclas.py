@@ -90,10 +90,10 @@ def recipe(configuration: Configuration, ranks: int, folder: Path | None = None)
     """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for a training that no recipe
     expresses, and for a `folder` of a model, which it does not need."""
     if folder is not None:
-        configuration.refuse("--model", "a model of PaddleClas is named by Arch")
+        configuration.reject("--model", "a model of PaddleClas is named by Arch")
     c = configuration
     if not c.has("Arch") or not c.has("DataLoader.Train"):
-        c.refuse("Arch and DataLoader.Train", "missing, so this is no training of PaddleClas")
+        c.reject("Arch and DataLoader.Train", "missing, so this is no training of PaddleClas")
     epochs = c.take("Global.epochs", 120)
     sections: Section = {
         "model": _model(c), "dataset": dataset_section(c), "loss": _loss(c), "optimizer": _optimizer(c),
@@ -128,9 +128,9 @@ def recipe(configuration: Configuration, ranks: int, folder: Path | None = None)
 def _model(c: Configuration) -> Section:
     name = c.take("Arch.name")
     if not isinstance(name, str):
-        c.refuse("Arch.name", "missing, so the model is not known")
+        c.reject("Arch.name", "missing, so the model is not known")
     if name in ("RecModel", "DistillationModel", "AttentionModel"):
-        c.refuse("Arch.name", "models that are put together there (recognition, distillation) have no recipe")
+        c.reject("Arch.name", "models that are put together there (recognition, distillation) have no recipe")
     classes = c.take("Arch.class_num")
     settings = {
         key.removeprefix("Arch."): c.take(key) for key in list(c.values) if _is_setting(key, c.values[key])
@@ -174,7 +174,7 @@ def _loss(c: Configuration) -> Section:
         return _loss_of_labels(c, kinds)
     if kinds != {"CELoss"}:
         names = "CELoss, MultiLabelLoss or MultiLabelAsymmetricLoss"
-        c.refuse("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only {names} alone has a recipe")
+        c.reject("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only {names} alone has a recipe")
     c.take("Loss.Train.CELoss")
     c.take_if("Loss.Train.CELoss.weight", 1)
     section: Section = {"use": "cross_entropy"}
@@ -189,7 +189,7 @@ def _loss_of_labels(c: Configuration, kinds: set[str]) -> Section:
     loss = "Loss.Train.MultiLabelLoss"
     if kinds != {"MultiLabelLoss"}:
         kind = ", ".join(sorted(kinds)) or "no loss"
-        c.refuse(
+        c.reject(
             "Loss.Train",
             f"{kind}: of lists with several labels MultiLabelLoss or MultiLabelAsymmetricLoss alone has a recipe",
         )
@@ -218,7 +218,7 @@ def _asymmetric(c: Configuration, loss: str) -> Section:
         section["through_focus"] = True
     reduction = c.take(f"{loss}.reduction", "sum")
     if reduction not in ("sum", "mean") or (reduction == "sum" and c.values.get("Optimizer.name") != "AdamW"):
-        c.refuse(
+        c.reject(
             f"{loss}.reduction",
             "mean has a recipe, and sum with AdamW, whose steps do not depend on the size",
         )
@@ -230,7 +230,7 @@ def _optimizer(c: Configuration) -> Section:
     decay = c.take("Optimizer.weight_decay", 0.0)
     if c.has("Optimizer.regularizer.name"):
         if c.take("Optimizer.regularizer.name") != "L2":
-            c.refuse("Optimizer.regularizer.name", "only L2 has a recipe")
+            c.reject("Optimizer.regularizer.name", "only L2 has a recipe")
         decay = c.take("Optimizer.regularizer.coeff", 0.0)
     rates = {
         name: c.take(f"Optimizer.{name}")
@@ -256,7 +256,7 @@ def _optimizer(c: Configuration) -> Section:
             name: c.take(f"Optimizer.{name}") for name in ("momentum", "rho") if c.has(f"Optimizer.{name}")
         }
         return {"use": f"paddle.optimizer.{kind}", **rates, **more, "weight_decay": decay}
-    return c.refuse(
+    return c.reject(
         "Optimizer.name" if kind else "Optimizer", "one Momentum, SGD, Adam, AdamW or RMSProp has a recipe"
     )
 
@@ -287,7 +287,7 @@ def _schedule(c: Configuration, epochs: int) -> Section:
         if kind == "Linear" and (power := c.take("Optimizer.lr.power", 1.0)) != 1:
             section["power"] = power
     else:
-        c.refuse(
+        c.reject(
             "Optimizer.lr.name", "Cosine, Linear, Piecewise, MultiStepDecay, Step and ConstLR have a recipe"
         )
     start = c.take("Optimizer.lr.warmup_start_lr", 0)
@@ -305,7 +305,7 @@ def _piecewise(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[fl
         return rate, list(range(30, epochs, 30)), 0.1
     factors = [after / before for before, after in pairwise(values)]
     if len(values) != len(milestones) + 1 or max(factors) - min(factors) > 1e-9:
-        c.refuse("Optimizer.lr.values", "each has to be the same share of the one before")
+        c.reject("Optimizer.lr.values", "each has to be the same share of the one before")
     return values[0], milestones, round(factors[0], 12)
 
 

@@ -18,7 +18,7 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 def dataset_section(c: Configuration) -> Section:
     kind = c.take(f"{TRAIN}.name")
     if kind not in ("ImageNetDataset", "MultiScaleDataset", MULTIPLE):
-        c.refuse(f"{TRAIN}.name", f"only lists of images (ImageNetDataset, {MULTIPLE}) have a recipe")
+        c.reject(f"{TRAIN}.name", f"only lists of images (ImageNetDataset, {MULTIPLE}) have a recipe")
     root = c.take(f"{TRAIN}.image_root", ".")
     c.take("DataLoader.Eval.dataset.image_root")
     section: Section = {"use": "image_list", "path": root}
@@ -28,12 +28,12 @@ def dataset_section(c: Configuration) -> Section:
             section[name] = _within(file, root)
     separators = {" ": "space", "\t": "tab", ",": "comma"}
     if (between := c.take(f"{TRAIN}.delimiter")) is not None:
-        section["separator"] = separators.get(between) or c.refuse(
+        section["separator"] = separators.get(between) or c.reject(
             f"{TRAIN}.delimiter", "space, tab or comma"
         )
     if kind == MULTIPLE:
         if (labels := c.values.get("Arch.class_num")) is None:
-            c.refuse("Arch.class_num", "missing, so the number of labels is not known")
+            c.reject("Arch.class_num", "missing, so the number of labels is not known")
         section |= {"separator": "tab", "labels": labels}
     fit = _fit(c)
     section |= fit

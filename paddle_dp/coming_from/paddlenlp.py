@@ -24,7 +24,7 @@ from paddle_dp.coming_from.trainer_arguments import (
     loader_section,
     number,
     optimizer_section,
-    refuse_tasks,
+    reject_tasks,
     schedule_section,
     settle,
     switch,
@@ -145,7 +145,7 @@ def recognizes(c: Configuration) -> bool:
     if HUGGING_FACE_ALONE & c.values.keys():
         return False
     if typical == {"fp16_opt_level"} and trains and (c.values.get("bf16") or c.values.get("fp16")):
-        c.refuse("fp16_opt_level", f'{_SHARED}: write a key of one alone, sharding: "" or eval_strategy: no')
+        c.reject("fp16_opt_level", f'{_SHARED}: write a key of one alone, sharding: "" or eval_strategy: no')
     return len(typical) >= 2 or bool(trains and typical - {"fp16_opt_level", "stage", "template"})
 
 
@@ -154,7 +154,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
 
     Raises UsageError for a task, a model, a layout or a value that no recipe expresses.
     """
-    refuse_tasks(c, _NOT_HERE)
+    reject_tasks(c, _NOT_HERE)
     stage = str(c.take("stage")).upper()
     pretrains = bool(c.values.get("input_dir")) or stage == "PT"
     length = length_of(c, 1.0)
@@ -230,7 +230,7 @@ def _test_share(c: Configuration, split: Any) -> float:
     except (TypeError, ValueError, IndexError, ZeroDivisionError):
         share = 0
     if not 0 < share < 1:
-        c.refuse("split", "three shares, such as 949,50,1, of which the second is held out")
+        c.reject("split", "three shares, such as 949,50,1, of which the second is held out")
     return share
 
 
@@ -253,7 +253,7 @@ def _precision(c: Configuration) -> Any:
     """PaddleFormers' command has compute_type, by default bf16."""
     bf16, fp16 = switch(c, "bf16"), switch(c, "fp16")
     if bf16 and fp16:
-        c.refuse("bf16", "fp16 is true, too")
+        c.reject("bf16", "fp16 is true, too")
     if "stage" in c.values:
         if "compute_type" not in c.values and not bf16:
             c.differences.append("bfloat16 is PaddleFormers' default: compute_type is not there.")
@@ -263,7 +263,7 @@ def _precision(c: Configuration) -> Any:
             c.lose_key("compute_type", "base weights are not quantized")
     level = str(c.take("fp16_opt_level", "O1"))
     if level not in ("O1", "O2"):
-        c.refuse("fp16_opt_level", "O1 or O2")
+        c.reject("fp16_opt_level", "O1 or O2")
     if fp16:
         return {"dtype": "float16", "level": level, "scale": number(c, "scale_loss", 2.0**15)}
     c.without_counterpart("scale_loss", "of float16")
@@ -278,11 +278,11 @@ def _strategy(c: Configuration, ranks: int) -> tuple[Section, int]:
     stages = {f"stage{number}": number for number in (1, 2, 3)}
     stage = next((stages[each] for each in words if each in stages), 0)
     if not stage and any(each not in ("offload", "False") for each in words):
-        c.refuse("sharding", "stage1, stage2 or stage3")
+        c.reject("sharding", "stage1, stage2 or stage3")
     model_degree = math.prod(degrees[axis] for axis in MODEL_AXES)
     shards = (degrees["sharding"] if degrees["sharding"] > 0 else ranks // model_degree) if stage else 1
     if ranks % (model_degree * max(shards, 1)):
-        c.refuse(
+        c.reject(
             "tensor_parallel_degree" if "tensor_parallel_degree" in c.values else "sharding",
             f"the degrees multiply to {model_degree * max(shards, 1)}, which does not divide --ranks {ranks}",
         )

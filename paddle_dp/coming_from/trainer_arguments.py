@@ -56,7 +56,7 @@ def number(c: Configuration, key: str, default: float, least: float = 0.0) -> fl
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value < _MOST:  # NaN is neither
         hint = ": the file does not say what the variable is" if "$" in str(value) else ""
-        c.refuse(
+        c.reject(
             key,
             f"is no number from {least:g} on{f', below {_MOST}' if is_number and value >= _MOST else hint}",
         )
@@ -67,7 +67,7 @@ def count(c: Configuration, key: str, default: int, least: int = 1) -> int:
     """A whole number, likewise."""
     value = number(c, key, default, least)
     if value != int(value):
-        c.refuse(key, "is no whole number")
+        c.reject(key, "is no whole number")
     return int(value)
 
 
@@ -75,7 +75,7 @@ def switch(c: Configuration, key: str, default: bool = False) -> bool:
     """True or false; 0 and 1 count as these."""
     value = c.take(key, default)
     if isinstance(value, str) or value not in (0, 1):
-        c.refuse(key, "is neither true nor false")
+        c.reject(key, "is neither true nor false")
     return bool(value)
 
 
@@ -92,7 +92,7 @@ def length_of(c: Configuration, epochs: float) -> TrainingLength:
     c.take("max_steps")
     length = number(c, "num_train_epochs", epochs)
     if length == 0:
-        c.refuse("num_train_epochs", "nothing is trained")
+        c.reject("num_train_epochs", "nothing is trained")
     return TrainingLength(length, "epochs")
 
 
@@ -165,7 +165,7 @@ def warmup_of(c: Configuration, length: TrainingLength, rounding: Any = math.cei
         return quantity(int(steps), "steps")
     ratio = steps or number(c, "warmup_ratio", 0)  # warmup_steps below 1 is a share, too
     if ratio > 1:
-        c.refuse("warmup_ratio", "is a share of the training, 0 to 1")
+        c.reject("warmup_ratio", "is a share of the training, 0 to 1")
     return length.share(ratio, rounding) if ratio and length.share(ratio, rounding)[:2] != "0 " else None
 
 
@@ -185,7 +185,7 @@ def schedule_section(
     kind = choice(c.take("lr_scheduler_type", "linear"))
     peak = number(c, "learning_rate", 2e-5 if has_sft_config else 5e-5)
     if peak == 0:
-        c.refuse("learning_rate", "nothing is learned")
+        c.reject("learning_rate", "nothing is learned")
     if has_sft_config and c.values.get("learning_rate") is None:
         c.differences.append(f"{peak:g} is SFTConfig's default: learning_rate is not there.")
     extra = {key.rpartition(".")[2]: key for key in c.values if key.startswith("lr_scheduler_kwargs.")}
@@ -194,7 +194,7 @@ def schedule_section(
         "constant_with_warmup": "constant", "cosine_with_min_lr": "cosine",
     }  # fmt: skip
     if kind not in shapes:
-        c.refuse("lr_scheduler_type", f"of the schedules, {', '.join(shapes)} have a recipe")
+        c.reject("lr_scheduler_type", f"of the schedules, {', '.join(shapes)} have a recipe")
     section: Section = {"use": shapes[kind], "learning_rate": peak}
     if kind == "polynomial":
         floor = number(c, extra.get("lr_end", "lr_end"), 1e-7)
@@ -219,7 +219,7 @@ def _last_rate(c: Configuration, kind: str, floor: float, peak: float) -> Sectio
     if floor == peak and kind != "polynomial":
         return {"use": "constant"}
     if floor >= peak:
-        c.refuse("learning_rate", f"the last rate, {floor:g}, has to be below it")
+        c.reject("learning_rate", f"the last rate, {floor:g}, has to be below it")
     return {"floor": round(floor / peak, 12)}
 
 
@@ -276,7 +276,7 @@ def _every(c: Configuration, noun: str, length: TrainingLength) -> str | None:
         c.without_counterpart(key, f"{strategy} is {kind}")
         return "1 epoch" if kind == "epoch" else None
     if kind != "steps":
-        c.refuse(strategy, "no, steps or epoch")
+        c.reject(strategy, "no, steps or epoch")
     default = {"logging": 500, "save": 500, "eval": c.values.get("logging_steps") or 500}[noun]
     steps = number(c, key, default)
     if steps >= 1:
@@ -299,13 +299,13 @@ def _reports(c: Configuration) -> list[str]:
     return known
 
 
-def refuse_tasks(c: Configuration, tasks: Mapping[str, str]) -> None:
+def reject_tasks(c: Configuration, tasks: Mapping[str, str]) -> None:
     """Raises UsageError for a key of a task that is no training on texts: `tasks` is key → task."""
     for key, task in tasks.items():
         if c.values.get(key) not in (None, False, 0, "", "nll"):  # the loss_type of language models
-            c.refuse(key, f"{task} has no recipe")
+            c.reject(key, f"{task} has no recipe")
     if str(c.values.get("stage") or "pt").lower() not in ("pt", "sft"):
-        c.refuse("stage", "pt and sft have a recipe")
+        c.reject("stage", "pt and sft have a recipe")
 
 
 def settle(c: Configuration, unused: str, lost: str, known: Iterable[str], tool: str) -> None:
