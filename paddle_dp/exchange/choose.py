@@ -92,7 +92,7 @@ def choose_exchange(
         exchange = _bucketed(mesh, parameters, sizes=settings.sizes)
     else:
         exchange = fastest_exchange(mesh, parameters)
-    exchange.missing = "zeros" if settings.absent else "refuse"
+    exchange.missing = "zeros" if settings.absent else "raise"
     return exchange
 
 

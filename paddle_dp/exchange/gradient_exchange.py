@@ -28,7 +28,7 @@ class GradientExchange:
     """Sums gradients over ranks. This base class is the exchange of one process, which sends nothing.
 
     `mean_over`: the number of ranks over which the exchange averages; 1: it adds up.
-    `missing`: how a gradient counts that some ranks lack: as `zeros`, or as an error (`refuse`).
+    `missing`: how a gradient counts that some ranks lack: as `zeros`, or as an error (`raise`).
     `waits_for_all`: a parameter without a gradient on any rank blocks the exchange.
     `each_micro_batch`: every backward exchanges, so that only a gradient's owner holds it between them (ZeRO-2).
     `counts_bytes`: `mesh.transport.traffic` counts all bytes that the exchange sends.
@@ -37,7 +37,7 @@ class GradientExchange:
     """
 
     mean_over: int = 1
-    missing: Literal["refuse", "zeros"] = "zeros"
+    missing: Literal["raise", "zeros"] = "zeros"
     waits_for_all: bool = False
     each_micro_batch: bool = False
     counts_bytes: bool = True

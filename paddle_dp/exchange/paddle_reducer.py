@@ -84,7 +84,7 @@ _UNUSED = (
 class PaddleReducer(GradientExchange):
     """Averages the gradients of `parameters` over the ranks in the buckets of `wrapper`, by Paddle's hooks."""
 
-    missing = "refuse"
+    missing = "raise"
     waits_for_all = True
 
     def __init__(self, wrapper: paddle.DataParallel, parameters: Sequence[paddle.Tensor], mesh: Mesh):

@@ -16,7 +16,7 @@ GLOO = "paddle.base.core.ProcessGroupGloo"
 class Patch:
     """Replaces `owner.name` by `value`, because of `symptom` (seen on Paddle 3.3.1 unless stated otherwise).
 
-    `missing` is the action if Paddle lacks the name: "refuse" to install, "add" it (CPU builds lack it), or "skip" it
+    `missing` is the action if Paddle lacks the name: "raise" an error, "add" it (CPU builds lack it), or "skip" it
     (that version does not need it).
     """
 
@@ -24,7 +24,7 @@ class Patch:
     name: str
     value: Any
     symptom: str
-    missing: Literal["refuse", "add", "skip"] = "refuse"
+    missing: Literal["raise", "add", "skip"] = "raise"
 
     @property
     def target(self) -> str:

@@ -211,7 +211,7 @@ class Learner:
         heartbeat.enter("exchange")
         missing = exchange.finish()
         first = self._turn not in self._unused
-        if exchange.missing == "refuse" and (missing or first) and self.mesh.ranks > 1:
+        if exchange.missing == "raise" and (missing or first) and self.mesh.ranks > 1:
             self._refuse_missing(missing)
         return local_sums, divisor, counter.final_count(counted) if known is None else known
 

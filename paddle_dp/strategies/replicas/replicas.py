@@ -237,7 +237,7 @@ class Copies:
 class CopiesExchange(GradientExchange):
     """The reduction of the gradients of copies in one process."""
 
-    missing = "refuse"
+    missing = "raise"
 
     def __init__(self, copies: Copies):
         self._copies = copies
