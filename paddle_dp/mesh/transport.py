@@ -209,11 +209,11 @@ class Endpoint:
                     self._unproven.append(connection)
                 _thread(self._read_messages, connection)
             except (OSError, RuntimeError):  # too many open files, or threads
-                self._refuse_strangers(0)
+                self._drop_strangers(0)
                 time.sleep(0.05)
-            self._refuse_strangers(STRANGERS)
+            self._drop_strangers(STRANGERS)
 
-    def _refuse_strangers(self, most: int) -> None:
+    def _drop_strangers(self, most: int) -> None:
         """Closes the oldest connections without a code; keeps `most` of them."""
         with self._arrived:
             for connection in self._unproven[: max(0, len(self._unproven) - most)]:
