@@ -51,7 +51,7 @@ class _TooMuchError(Exception):
 def read_page(path: Path) -> YamlDocument:
     """Reads the recipe file as a page. Raises RecipeError if it is not one group of settings."""
     if path.suffix == ".py":
-        raise _refuse(
+        raise _error(
             path,
             "is a script, and this command takes a recipe. For scripts there are `paddle-dp launch` and `paddle-dp "
             "audit`; a recipe can name the script's model and data (docs/start/your-model.md)",
@@ -60,17 +60,17 @@ def read_page(path: Path) -> YamlDocument:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise _refuse(path, f"is larger than {LARGEST >> 10} KB: that is data, not a recipe")
+            raise _error(path, f"is larger than {LARGEST >> 10} KB: that is data, not a recipe")
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise _refuse(path, _unreadable(path, error)) from None
+        raise _error(path, _unreadable(path, error)) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise _refuse(f"{path}:{line}", "is not text in UTF-8") from None
+        raise _error(f"{path}:{line}", "is not text in UTF-8") from None
     page = parse(text, str(path))
     if not page.mistakes and not isinstance(page.values, dict):
         content_kind = "empty" if page.values is None else "not a group of settings"
-        raise _refuse(path, f"is {content_kind}: a recipe begins with `model: {{use: …}}`")
+        raise _error(path, f"is {content_kind}: a recipe begins with `model: {{use: …}}`")
     if not isinstance(page.values, dict):
         raise RecipeError(page.mistakes)
     return page
@@ -168,7 +168,7 @@ class _Walk:
         return f"{self.page.name}:{node.start_mark.line + 1}" if self.numbered else self.page.name
 
 
-def _refuse(location: object, message: str) -> RecipeError:
+def _error(location: object, message: str) -> RecipeError:
     return RecipeError([Mistake(where=str(location), message=message)])
 
 
