@@ -15,8 +15,9 @@ from paddle_dp.tensors import dtype_of
 
 
 def random_state() -> list[Any]:
-    """Compares equal as long as nothing was drawn from Paddle's generators, and none was set."""
-    return [state.__getstate__() for state in paddle.get_rng_state()]
+    """Compares equal as long as nothing was drawn from Paddle's generators that this process uses, the CPU's and its
+    device's, and neither was set. `paddle.get_rng_state` reads those of all devices of the machine."""
+    return [paddle.Generator(name).get_state().__getstate__() for name in {"cpu", paddle.get_device()}]
 
 
 def how_different(expected: Any, actual: Any, tolerance: float) -> str:

@@ -31,14 +31,11 @@ def library() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _on_the_device(library: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def _on_the_device(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test starts finds the device. The tests' own process has none: its paddle may be loaded already.
 
-    Forks do not try their recipes on CPUs, for which each would start a process (but `tried`). Of the devices there are
-    no more than the tests of each run have ranks: who looks for random draws reads a state of each after each layer.
+    Forks do not try their recipes on CPUs, for which each would start a process (but `tried`).
     """
-    if request.node.get_closest_marker("long") is None:
-        monkeypatch.setenv("SIM_DEVICES", "3")
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
     monkeypatch.setenv(UNTRIED, "1")
 

@@ -12,6 +12,8 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from paddle_dp.core.extra_forwards import random_state
+from paddle_dp.mesh.device import on
 from tests.ranks import run_ranks
 
 Tensors = Sequence[paddle.Tensor]
@@ -129,12 +131,24 @@ def learned(optimizer: str) -> list[Any]:
     return [parameter.numpy() for parameter in model.parameters()]
 
 
+def noticed() -> list[bool]:
+    """Of a draw from the current device's generator, and of one from the CPU's: is it in `random_state`? And has that
+    nothing of the other devices, each of which takes 0.1 ms?"""
+    states = [random_state()]
+    for device in (paddle.get_device(), "cpu"):
+        with on(device):
+            paddle.rand([2])
+        states.append(random_state())
+    return [states[0] != states[1], states[1] != states[2], len(states[0]) <= 2]
+
+
 def compared() -> dict[str, str]:
     """In a rank: how what the device gives differs from what the CPU gives; nothing is the answer hoped for."""
     device = paddle.device.get_available_custom_device()[0]
     found: dict[str, str] = {}
     jobs = {name: partial(given, case) for name, case in CASES.items()}
     jobs |= {f"5 steps of {name}": partial(learned, name) for name in OPTIMIZERS}
+    jobs["random draws"] = noticed
     for name, job in jobs.items():
         try:
             paddle.set_device("cpu")

@@ -16,6 +16,8 @@ import paddle
 from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 
+from paddle_dp.core.extra_forwards import random_state
+
 States = dict[str, Any]
 # A call, its layer, the digest of its tensor, the axes that slice it.
 Dropped = tuple[list[int], str, str, list[str]]
@@ -42,11 +44,8 @@ class DrawMonitor:
         """Watches one forward through these named layers, and computations on its outputs (the loss)."""
         global _watching
         outer = _watching
-        self._inside, self._before, _watching = (
-            ["the loss, or code around the model"],
-            rng_states(),
-            self,
-        )
+        self._inside = ["the loss, or code around the model"]
+        self._before, _watching = rng_states(), self
         hooks = []
         for name, layer in layers:
             label = f"{name or 'the model'} ({type(layer).__name__})"
@@ -133,7 +132,7 @@ def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def rng_states() -> States:
-    """The state of every generator, comparable."""
-    paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]  # without the device
+    """The state of every generator that this process uses, comparable."""
     __, keys, *rest = np.random.get_state()
-    return {"Paddle": paddles, "NumPy": (np.asarray(keys).tobytes(), *rest), "Python": random.getstate()}
+    numpy_state = np.asarray(keys).tobytes(), *rest
+    return {"Paddle": random_state(), "NumPy": numpy_state, "Python": random.getstate()}
