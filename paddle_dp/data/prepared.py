@@ -15,8 +15,7 @@ import numpy as np
 from paddle_dp.batch import named_leaves, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
-from paddle_dp.data.sample import OfSeedAndEpoch
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.stream import Stream, has_method
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import LoaderSettings, Pad
 
@@ -41,7 +40,7 @@ class Transformed:
 
     def at_epoch(self, seed: int, epoch: int) -> Any:
         """The data set of this epoch, transformed likewise."""
-        if not isinstance(self.dataset, OfSeedAndEpoch):
+        if not has_method(self.dataset, "at_epoch"):
             return self
         return type(self)(self.dataset.at_epoch(seed, epoch), self.do)
 

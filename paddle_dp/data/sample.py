@@ -13,7 +13,7 @@ from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of
 from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.stream import Stream, has_method
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.text import few
@@ -27,9 +27,8 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-@runtime_checkable
 class Stacked(Protocol):
-    """A data set in memory that reads many samples at once."""
+    """A data set in memory that reads many samples at once (`is_stacked`)."""
 
     def take(self, indices: Any, /) -> Any:
         """(inputs, targets) of these samples, stacked. Equal to `ds[i]` row by row, and never random."""
@@ -60,9 +59,8 @@ class Classified(Protocol):
     classes: Any
 
 
-@runtime_checkable
 class OfSeedAndEpoch(Protocol):
-    """A data set with other samples in each epoch, decided by (seed, epoch, index) alone."""
+    """A data set with other samples in each epoch, decided by (seed, epoch, index) alone (`has_method`)."""
 
     def at_epoch(self, seed: int, epoch: int, /) -> Any:
         """The data set of this epoch, of the same length."""
@@ -70,7 +68,7 @@ class OfSeedAndEpoch(Protocol):
 
 def is_stacked(dataset: Dataset) -> bool:
     """True if the data set has `take`, which reads many samples at once and is never random, nor of an epoch."""
-    return isinstance(dataset, Stacked) and not isinstance(dataset, OfSeedAndEpoch)
+    return has_method(dataset, "take") and not has_method(dataset, "at_epoch")
 
 
 def file_names(dataset: Dataset) -> Callable[[int], str | None] | None:
@@ -139,10 +137,10 @@ def uncollated_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoc
     return samples
 
 
-def _raw_seeded_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Any:
+def _raw_seeded_sample(dataset: Any, seed: int, epoch: int, index: int) -> Any:
     if isinstance(dataset, Stream):
         return raw_sample(dataset.at_epoch(seed, epoch), index)
-    if hasattr(dataset, "at_epoch"):  # isinstance of a protocol takes 8 µs
+    if has_method(dataset, "at_epoch"):
         dataset = dataset.at_epoch(seed, epoch)
     seed_sample(seed, epoch, index)
     return raw_sample(dataset, index)
@@ -166,7 +164,7 @@ def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> P
 
 
 def reader(dataset: Dataset) -> Callable[[Dataset, Indices, int, int], Pair]:
-    """The implementation of `read_samples` for this data set: one `take`, or one by one. The choice takes 20 µs."""
+    """The implementation of `read_samples` for this data set: one `take`, or one by one."""
     return _read_stacked if is_stacked(dataset) else _read_each
 
 

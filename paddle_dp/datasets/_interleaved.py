@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
+from inspect import getattr_static
 from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, Literal
@@ -87,7 +88,7 @@ class Concatenated:
         self._refuse_tokenizers()
         first = self._datasets[0]
         vars(self).update({name: getattr(first, name) for name in _SHARED if hasattr(first, name)})
-        if all(hasattr(dataset, "take") for dataset in self._datasets):
+        if all(getattr_static(dataset, "take", None) for dataset in self._datasets):
             self.take = self._take
 
     def __len__(self) -> int:
@@ -217,7 +218,8 @@ class InterleavedSamples(Concatenated):
             for length, count in zip(self._lengths, self._counts, strict=True)
         ]
         super().__init__(sources, repeats)
-        if any(hasattr(dataset, "at_epoch") for dataset in datasets):
+        self._have_epochs = [getattr_static(dataset, "at_epoch", None) is not None for dataset in datasets]
+        if any(self._have_epochs):
             self.at_epoch = lambda seed, epoch: EpochView(self, seed, epoch)
             vars(self).pop("take", None)
 
@@ -233,7 +235,7 @@ class InterleavedSamples(Concatenated):
         rounds in which all of it is read."""
         source, sample = self._position(index)
         dataset = self._datasets[source]
-        if hasattr(dataset, "at_epoch"):
+        if self._have_epochs[source]:
             first = epoch * self._counts[source] // self._lengths[source]
             number = (index - self._starts[source]) // self._sizes[source]
             dataset = dataset.at_epoch(seed, first + number)

@@ -5,6 +5,8 @@ import pytest
 
 from paddle_dp.data.arrays import as_array
 from paddle_dp.data.sample import class_names, read_sample, read_samples
+from paddle_dp.data.stream import Stream
+from paddle_dp.datasets._interleaved import InterleavedSamples
 from paddle_dp.errors import DataError
 
 
@@ -90,6 +92,51 @@ class Taking(list):
 def test_take_is_preferred_and_looked_at_as_samples_are(answer, said):
     with pytest.raises(DataError, match=said):
         read_samples(Taking(answer), np.array([4, 1]), seed=0, epoch=0)
+
+
+class Wrapper:
+    """Tens of the samples of other data, and all else that these have."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        inputs, target = self.data[index]
+        return 10 * inputs, target
+
+    def __iter__(self):
+        return (self[index] for index in range(len(self)))
+
+    def __getattr__(self, name):
+        return getattr(self.data, name)
+
+
+class Quick(list):
+    """Samples with the quicker ways to read them."""
+
+    def take(self, indices):
+        return np.stack([self[index][0] for index in indices]), indices
+
+    def iterate_from(self, position):
+        return iter(self[position:])
+
+
+class OfEpochs(Quick):
+    def at_epoch(self, seed, epoch):
+        return self
+
+
+@pytest.mark.parametrize("kind", [Quick, OfEpochs])
+def test_a_wrapper_that_hands_out_methods_of_its_data_is_read_itself(kind):
+    """Under Python 3.10 and 3.11 its data's `take` was called, and under all `at_epoch`: they know of no wrapper."""
+    wrapper = Wrapper(kind((np.full(2, i), i) for i in range(5)))
+    mixture = InterleavedSamples({"a": wrapper}, (1,))
+    read = [read_samples(data, np.array([4, 1]), 0, 0)[0][:, 0].tolist() for data in (wrapper, mixture)]
+    stream = Stream(wrapper, 5)
+    assert [*read, int(stream[1][0][0])] == [[40, 10], [40, 10], 10]
 
 
 def test_two_arrays_are_two_inputs_and_a_list_of_numbers_is_one():
