@@ -48,13 +48,12 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     for divisor in (n for n in range(1, most + 1) if batch % n == 0):
         candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=divisor)})
         sizes = [(m, activations(candidate, model, layout, blocks, m)) for m in memories]
-        try:
-            layout_of(candidate, ranks)
-        except UsageError:  # a pipeline that needs another number
+        if (size := max(memory.total + (size or 0.0) for memory, size in sizes)) > USABLE_MEMORY * limit:
+            need = size
             continue
-        need = max(memory.total + (size or 0.0) for memory, size in sizes)
-        if need <= USABLE_MEMORY * limit:
-            return divisor, f"a rank then takes {amount(need)}, at most {allowed}"
+        with suppress(UsageError):  # a pipeline that needs another number
+            layout_of(candidate, ranks)  # builds the model
+            return divisor, f"a rank then takes {amount(size)}, at most {allowed}"
     raise UsageError(
         f"train.micro_batches=auto: with as many as there can be a rank takes {amount(need)}, more than {allowed}. "
         "Take more ranks, or split the model: paddle-dp check --ranks N shows what a layout takes."

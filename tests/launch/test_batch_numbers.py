@@ -139,6 +139,17 @@ def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
         fitting(recipe, 2, min(needs) * 0.9999 / USABLE_MEMORY)
 
 
+def test_the_model_is_built_for_a_number_that_fits_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = read_recipe(GPT, ["train.batch=64", "train.micro_batches=1"])
+    built, build = list[Any](), Recipe.build_model
+    monkeypatch.setattr(Recipe, "build_model", lambda self: built.append(build(self)) or built[-1])
+    with pytest.raises(UsageError, match="with as many as there can be"):
+        fitting(recipe, 2, 1.0)
+    refused = len(built)
+    assert fitting(recipe, 2, 1e12)[0] == 1
+    assert (refused, len(built) - refused) == (1, 2)
+
+
 def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
     words = ["train.batch=64"]
     (here,) = batch_numbers(GPT, [*words, "train.micro_batches=auto"], 2).overrides
