@@ -18,7 +18,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.mesh.transport import traffic
 from paddle_dp.part import lazily, read_part
 from paddle_dp.plan.exchange import mean_bytes
-from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.strategies.branches import Config
 from paddle_dp.strategies.branches.branch_exchange import BranchExchange
 from paddle_dp.strategies.branches.branch_trace import observed, tables_of
@@ -318,6 +318,14 @@ def recipe(strategy: str, parts: dict[str, str]) -> str:
 
 TWO = (2, "{use: branches, over: 2, sync_batch_norm: true}")
 FOUR = (4, "{use: branches, over: 2, sync_batch_norm: true}")
+
+
+def test_a_recipe_s_model_is_built_once_to_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe(TWO[1], DEEP))
+    models, build = list[nn.Layer](), Recipe.build_model
+    monkeypatch.setattr(Recipe, "build_model", lambda self: models.append(build(self)) or models[-1])
+    layout_of(read_recipe(tmp_path / "recipe.yaml", ["train.device=cpu"]), 2)
+    assert len(models) == 1
 
 
 CASES = [

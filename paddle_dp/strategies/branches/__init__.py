@@ -100,7 +100,7 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""
-        from paddle_dp.checks.preflight import built_without_memory
+        from paddle_dp.checks.preflight import built_without_memory, preflight_check
         from paddle_dp.strategies.branches.branch_trace import chains_of, tables_of
         from paddle_dp.strategies.branches.branched_model import too_few
 
@@ -117,7 +117,7 @@ class Config(StrategyConfig):
         if branches and max(branches) < self.over:
             raise UsageError(too_few(branches, self.over))
         self._check(ranks)
-        super().refuse(recipe, ranks, device)
+        preflight_check(recipe, self.layout(ranks), model)
 
     def assigned(self, recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
         from paddle_dp.strategies.branches.forecast import planned_branches
