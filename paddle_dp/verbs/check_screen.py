@@ -7,16 +7,15 @@ The screen shows bytes and seconds in three digits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from paddle_dp.axes.meta_init import built, describe_weights
 from paddle_dp.core.parameter_groups import describe_groups
 from paddle_dp.data.arrays import describe
-from paddle_dp.data.prepared import prepared
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
-from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Wire, bound
@@ -36,7 +35,7 @@ from paddle_dp.verbs.forecast import (
     order_of,
     sizes_of,
 )
-from paddle_dp.verbs.traced_recipe import weightless
+from paddle_dp.verbs.traced_recipe import training_data, weightless
 
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
@@ -48,7 +47,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     layout = layout_of(recipe, ranks)
     if recipe.train.device == "auto" and not layout.accelerator:
         yield "this strategy is for CPUs only: train.device=auto must find no accelerator"
-    yield from _first_sample(recipe)
+    dataset = yield from _first_sample(recipe)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with weightless(recipe):
@@ -73,7 +72,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{plural(ranks, 'rank')}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
     memories = rank_memories(blocks, layout) if rank is None else [layout.memory(blocks, rank)]
-    model = sizes_of(recipe, blocks)
+    model = sizes_of(recipe, blocks, dataset)
     activations_on = partial(activations, recipe, model, layout, blocks)
     is_flash = isinstance(model, Transformer) and activation_format(recipe, layout).flash
     estimate = f"activations (estimate{', flash attention' if is_flash else ''})"
@@ -96,19 +95,20 @@ def summed(sizes: Mapping[str, float]) -> str:
     return f"{terms}: {amount(sum(sizes.values()))} in all"
 
 
-def _first_sample(recipe: Recipe) -> Iterator[str]:
-    """Yields a line on the first sample as the model gets it, if samples are padded. Raises UsageError if loader.pad
-    names inputs that the sample does not have."""
+def _first_sample(recipe: Recipe) -> Generator[str, None, Any]:
+    """Yields a line on the first sample as the model gets it, if samples are padded, and returns the data set then.
+    Raises UsageError if loader.pad names inputs that the sample does not have."""
     if not recipe.loader.pad:
-        return
+        return None
     try:
         with restoring_globals():
-            dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+            dataset = training_data(recipe)
             inputs, targets = read_sample(dataset, 0)
     except DataError as error:
         yield f"loader.pad: not compared with the data, which cannot be read here: {error}"
-        return
+        return None
     yield f"the first sample, padded: {describe(inputs)}, target {describe(targets)}"
+    return dataset
 
 
 def _described(

@@ -173,9 +173,9 @@ def masks_documents(recipe: Recipe) -> bool:
     return bool(getattr(recipe.dataset.config, "masks_documents", False))
 
 
-def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None:
+def sizes_of(recipe: Recipe, blocks: Blocks, dataset: Any = None) -> Transformer | TracedModel | None:
     """The sizes of the model with these blocks: exact for equal blocks of attention and an MLP, by the settings of
-    another transformer, by the operators of another model; None if these cannot be read."""
+    another transformer, by the operators of another model (`traced_recipe`); None if these cannot be read."""
     config = recipe.model.config
     length = sample_length(config, recipe.dataset.config)
     sizes = transformer(config, length, blocks)
@@ -188,6 +188,6 @@ def sizes_of(recipe: Recipe, blocks: Blocks) -> Transformer | TracedModel | None
             head_width=getattr(config, "head_width", None) or config.width // config.heads, matrices=2,
         )  # fmt: skip
     with suppress(UsageError):
-        traced = traced_recipe(recipe)
+        traced = traced_recipe(recipe, dataset)
         return traced if traced.blocks == len(blocks) else None
     return None

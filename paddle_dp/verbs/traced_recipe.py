@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from paddle_dp.assembly.inputs import Inputs
 from paddle_dp.data.prepared import prepared
@@ -20,9 +21,15 @@ from paddle_dp.recipe import Recipe
 Shapes = list[tuple[tuple[int, ...], str]]
 
 
-def traced_recipe(recipe: Recipe) -> TracedModel:
-    """The recipe's model, traced with one sample's shapes. Raises UsageError with the reason if it cannot be."""
-    inputs = sample_shapes(recipe)
+def training_data(recipe: Recipe) -> Any:
+    """The data set as a loader gets it, built for its first sample."""
+    return prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+
+
+def traced_recipe(recipe: Recipe, dataset: Any = None) -> TracedModel:
+    """The recipe's model, traced with the shapes of a sample of the `dataset`: by default the recipe's `training_data`,
+    built if need be. Raises UsageError with the reason if it cannot be."""
+    inputs = sample_shapes(recipe, dataset)
     try:
         with _quiet_stderr():
             return traced_model(recipe.model.build, inputs)
@@ -30,15 +37,14 @@ def traced_recipe(recipe: Recipe) -> TracedModel:
         raise not_planned(recipe, str(error)) from error
 
 
-def sample_shapes(recipe: Recipe) -> Shapes:
+def sample_shapes(recipe: Recipe, dataset: Any = None) -> Shapes:
     """Shape and dtype of each input of a sample, in the order of the model's parameters: as the data set's settings say
     (`input_shape`), or of the first sample. Raises UsageError if neither is there."""
     shape = getattr(recipe.dataset.config, "input_shape", None)
     if shape is not None:
         return [(tuple(shape), "float32")]
     try:
-        dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
-        inputs = Inputs.from_dataset(dataset)
+        inputs = Inputs.from_dataset(training_data(recipe) if dataset is None else dataset)
     except Exception as error:  # a data set is a user's code
         kind = "" if isinstance(error, (PaddleDPError, OSError)) else f"{type(error).__name__}: "
         raise not_planned(

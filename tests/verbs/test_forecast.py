@@ -271,3 +271,14 @@ def test_padding_is_compared_with_the_first_sample():
         UsageError, match=r"no array of a sample is called 'targetz'\. Did you mean 'targets'"
     ):
         said("gpt_tiny", 1, None, plain, "loader.pad={targetz: {length: 999}}")
+
+
+def test_padded_data_are_read_once(monkeypatch):
+    """They were built again for the operators of a model that is no transformer."""
+    recipe = read_recipe(CONFIGS / "digits_mlp.yaml", ["loader.pad={inputs: {length: 64}}"])
+    kind, built = type(recipe.dataset.config), []
+    build = kind.build
+    monkeypatch.setattr(kind, "build", lambda config, split: built.append(split) or build(config, split))
+    first, *lines = forecast(recipe, 1)
+    assert first.startswith("the first sample, padded: ") and "activations" in " ".join(lines)
+    assert built == ["train"]
