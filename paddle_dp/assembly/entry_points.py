@@ -39,7 +39,7 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     if result.confusion is not None:
         content["confusion"] = result.confusion.tolist()
     with replacing(folder / "evaluation.json") as partial:
-        partial.write_text(as_json(content, indent=1))
+        partial.write_text(as_json(content, to_read=True))
     print(f"written to {folder / 'evaluation.json'}", flush=True)
 
 

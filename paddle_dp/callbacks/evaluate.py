@@ -66,7 +66,7 @@ class Evaluate(Callback):
         self._step, self._evaluation = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return
-        content = as_json(self._content(moment, evaluation), indent=1).encode()
+        content = as_json(self._content(moment, evaluation), to_read=True).encode()
         self._files.write(self.run.folder / "evaluation.json", content)
 
     def _evaluate(self, moment: Moment) -> None:

@@ -82,7 +82,7 @@ class SampleGallery(Callback):
 
     def gallery(self, moment: Moment, gallery: Gallery) -> None:
         self._files.write(self.run.folder / "samples.json", as_json(
-            {"step": moment.progress.step, **gallery.content}, indent=1).encode())  # fmt: skip
+            {"step": moment.progress.step, **gallery.content}, to_read=True).encode())  # fmt: skip
         if gallery.grid is not None:
             self._files.write(self.run.folder / "samples.png", gallery.grid)
 

@@ -55,7 +55,11 @@ def test_the_file_holds_the_numbers_and_what_was_asked_for(run: Run, at: At, fou
     callback.evaluated(at("evaluated", 8), found(loss=1.0))
     assert not (run.folder / "confusion.png").exists()  # drawn once, at the end
     callback.end(at("end", 8))
-    content = json.loads((run.folder / "evaluation.json").read_text())
+    text = (run.folder / "evaluation.json").read_text()
+    assert text.endswith(
+        '"confusion": [\n  [3, 1],\n  [0, 4]\n ]\n}\n'
+    )  # a line for each row, not each number
+    content = json.loads(text)
     assert content["step"] == 8 and content["confusion"] == [[3, 1], [0, 4]]
     dark, light = content["per_class"]
     assert dark == {
