@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,15 +69,12 @@ def clear_frame(axes: Any, fontsize: float) -> None:
 
 def add_legend(figure: Any, patches: Sequence[Any], fontsize: float) -> None:
     figure.legend(
-        handles=patches,
-        loc="outside lower right",
-        ncols=len(patches),
-        frameon=False,
-        fontsize=fontsize,
+        handles=patches, loc="outside lower right", ncols=len(patches), frameon=False, fontsize=fontsize,
         labelcolor=INK,
-    )
+    )  # fmt: skip
 
 
+@lru_cache(maxsize=1)  # of `dashboard` and `evaluate`
 def draw_confusion(evaluation: Evaluation, title: str) -> bytes:
     """A PNG of `evaluation.confusion`: true classes down, predicted across, shaded by the share of the true class."""
     counts = np.asarray(evaluation.confusion)
