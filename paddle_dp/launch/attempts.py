@@ -136,7 +136,7 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     job_end, supervision = supervise(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
     result = AttemptResult(
         attempt=attempt, status=job_end.status, signal=outside.signals.name, began=point.step,
-        step=max(supervision.steps.values(), default=point.step),
+        step=max(supervision.steps.values(), default=point.step), plan=plan,
     )  # fmt: skip
     if isinstance(job_end, Failed):
         rank = job_end.cause.rank

@@ -63,6 +63,16 @@ def with_ranks(plan: LaunchPlan, ranks: int) -> LaunchPlan:
     return replace(plan, devices=plan.devices[: ranks - plan.servers_here])
 
 
+def _culprit(result: AttemptResult) -> str | None:
+    """Returns the device of the rank of this node that failed, or on a CPU its number; None without one. After a resize
+    a number may be another device's."""
+    if (plan := result.plan) is None:
+        return None
+    numbers = plan.numbers[plan.servers_here :] if plan.devices else plan.numbers  # a server has no device
+    names: dict[int | None, str] = dict(zip(numbers, plan.devices or map(str, numbers), strict=False))
+    return names.get(result.culprit)
+
+
 @dataclass
 class RankSupply:
     """The ranks available on this machine, found again before and during every attempt.
@@ -81,7 +91,6 @@ class RankSupply:
         self._limit: int | None = None  # the last valid number in the run folder's file
         self._limit_known = False
         self._not_followed = ""  # the file's invalid text that a line has reported
-        self._last: LaunchPlan | None = None  # of the last attempt
         self._from = 0  # length of the history when the last rank was lost
 
     @property
@@ -93,7 +102,7 @@ class RankSupply:
         """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
         if not self.varies:
             return self.plan
-        self.note_lost(history, self._last or self.plan)
+        self.note_lost(history)
         plan = self.offered()
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.obstacle)
         return with_ranks(plan, ranks)
@@ -109,7 +118,7 @@ class RankSupply:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.varies and self.plan.devices:
             machine.ask_paddle.cache_clear()  # a device of a plugin may have gone
-        plan = self._last = self.next(history)
+        plan = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
         if self._shortage not in ("", previous):
             console.write(self._shortage)
@@ -180,20 +189,15 @@ class RankSupply:
             console.write(f"{file} has {wrong}: still at most {most}.")
         return self._limit
 
-    def note_lost(self, history: Sequence[AttemptResult], plan: LaunchPlan) -> bool:
-        """Counts a rank, and its device, as lost if it alone was the first to fail in each of the last attempts;
-        returns True then. `plan`: this node's part of the last one."""
+    def note_lost(self, history: Sequence[AttemptResult]) -> bool:
+        """Counts a device, or on a CPU a rank, as lost if it alone was the first to fail in each of the last attempts;
+        returns True then."""
         new = history[self._from :][-ROW:]
-        rank, *others = {result.culprit for result in new} or {None}
-        if len(new) < ROW or others or any(result.progressed for result in new[1:]):
-            return False
-        if rank is None or rank not in plan.numbers:
+        name, *others = {_culprit(result) for result in new} or {None}
+        if name is None or others or len(new) < ROW or any(result.progressed for result in new[1:]):
             return False
         self._from = len(history)
-        position = rank - plan.numbers.start - plan.servers_here
-        if plan.devices and not 0 <= position < len(plan.devices):
-            return False  # a server has no device
-        self.lost.append(plan.devices[position] if plan.devices else str(rank))
+        self.lost.append(name)
         return True
 
     def shortage(self, plan: LaunchPlan) -> str:

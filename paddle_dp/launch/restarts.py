@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from paddle_dp.errors import LostFolderError, StoppedError, UsageError
+from paddle_dp.launch.command import LaunchPlan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import END_SIGNALS
 from paddle_dp.text import times
@@ -31,7 +32,7 @@ class AttemptResult:
     (`signal`: its name), or Paddle's launcher ended by itself.
 
     `step`: updates done by the rank that failed first, `began` of them by earlier attempts. `saved`: the step of the
-    newest complete and good checkpoint, or None.
+    newest complete and good checkpoint, or None. `plan`: this node's part of the attempt.
     """
 
     attempt: Path
@@ -43,6 +44,7 @@ class AttemptResult:
     step: int = 0
     began: int = 0
     saved: int | None = None
+    plan: LaunchPlan | None = None
 
     @property
     def progressed(self) -> bool:

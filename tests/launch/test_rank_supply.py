@@ -29,9 +29,12 @@ def supply(run: Path, ranks: int = 4, least: int | None = 2, obstacle=lambda ran
     return RankSupply(plan=plan, run=run, obstacle=obstacle, **more)
 
 
-def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
+PLAN = supply(Path()).plan
+
+
+def fails(rank: int, plan: LaunchPlan = PLAN, saved: int | None = None, step: int = 10) -> AttemptResult:
     cause = Failure(rank=rank, kind="SIGKILL", message="ended by SIGKILL", exit_status=137)
-    return AttemptResult(attempt=Path("a"), status=137, cause=cause, step=step, saved=saved)
+    return AttemptResult(attempt=Path("a"), status=137, cause=cause, step=step, saved=saved, plan=plan)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,9 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
 
 def test_a_node_counts_its_own_ranks_alone(tmp_path):
     first, second = supply(tmp_path), supply(tmp_path)
-    failures = [fails(4), fails(4)]  # of 3 ranks on each of two nodes
     plan = replace(first.plan, ranks=3, nodes=2)
-    assert not first.note_lost(failures, plan) and second.note_lost(failures, replace(plan, node=1))
+    assert not first.note_lost([fails(4, plan)] * 2)
+    assert second.note_lost([fails(4, replace(plan, node=1))] * 2)
     assert (first.lost, second.lost) == ([], ["4"])
 
 
@@ -171,16 +174,36 @@ def test_the_device_that_is_left_out_is_the_one_the_attempt_had(tmp_path, rank, 
     some = supply(tmp_path, here=here[0], devices=here[0].devices, machine=lambda: here[0])
     plan = replace(some.plan, nodes=2, node=1)
     here[0] = replace(here[0], devices=("0", "2", "3"))
-    assert some.note_lost([fails(rank)] * 2, plan) and some.lost == lost
-    assert not some.note_lost([fails(rank)] * 4, replace(plan, devices=plan.devices[:1]))
+    assert some.note_lost([fails(rank, plan)] * 2) and some.lost == lost
+    assert not some.note_lost([fails(rank, replace(plan, devices=plan.devices[:1]))] * 4)
 
 
 def test_the_device_of_a_single_node_is_the_one_the_attempt_had_too(tmp_path):
     here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
     some = supply(tmp_path, here=here[0], devices=here[0].devices, machine=lambda: here[0])
-    assert some.announce_next().ranks == 4
+    plan = some.announce_next()
     here[0] = replace(here[0], devices=("0", "2", "3"))
-    assert some.announce_next([fails(1)] * 2).devices == ("0", "2", "3") and some.lost == ["1"]
+    assert some.announce_next([fails(1, plan)] * 2).devices == ("0", "2", "3") and some.lost == ["1"]
+
+
+@pytest.mark.parametrize(("ranks", "lost"), [((1, 1), []), ((1, 1, 1), ["2"]), ((1, 0), ["1"])])
+def test_a_device_is_counted_whatever_its_rank_is_now(tmp_path, ranks, lost):
+    """GPU 2, which had failed once, was left out for GPU 1's failure before the resize; GPU 1 was not."""
+    here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
+    some = supply(tmp_path, here=here[0], devices=here[0].devices, machine=lambda: here[0])
+    history = [fails(ranks[0], some.announce_next())]
+    here[0] = replace(here[0], devices=("1", "2", "3"))
+    for rank in ranks[1:]:
+        history.append(fails(rank, some.announce_next(history)))
+    some.announce_next(history)
+    assert some.lost == lost
+
+
+def test_a_rank_number_that_was_another_nodes_counts_for_neither(tmp_path):
+    """The second of three nodes has left: its number 4 is the third one's."""
+    some = supply(tmp_path)
+    plans = [replace(some.plan, nodes=3, node=2), replace(some.plan, nodes=2, node=1)]
+    assert not some.note_lost([fails(4, plan) for plan in plans]) and not some.lost
 
 
 def test_no_rank_is_left_out_for_an_error_of_all_ranks_or_the_end_of_the_launcher(tmp_path):

@@ -361,7 +361,7 @@ class _Node:
         return [stock for number, stock in message["memory"] if numbers is None or number in numbers]
 
     def _job_result(self, message: Message) -> AttemptResult:
-        return result_of(message, self.logs, self.number, self.result)
+        return replace(result_of(message, self.logs, self.number, self.result), plan=self.plan)
 
     def _restart(self, message: Message) -> None:
         if self.plan is not None and self.member.attempt == message["attempt"]:  # it took part
@@ -377,7 +377,7 @@ class _Node:
         causes = [result.cause for result in self.history[-ROW:] if result.cause is not None]
         # Ranks that only wait for another node's fail like this, too.
         waited = any(cause.consequence or cause.kind == "stood still" for cause in causes)
-        if supply.varies and not waited and supply.note_lost(self.history, plan):
+        if supply.varies and not waited and supply.note_lost(self.history):
             console.write(supply.shortage(supply.offered()))
 
     def _leave(self, message: Message) -> int:
