@@ -154,18 +154,16 @@ def _verify(job: Job) -> None:
     import sys
 
     from paddle_dp.launch.machine import Machine, visible_in
-    from paddle_dp.launch.plan import RankDevices, plan_of
+    from paddle_dp.launch.plan import recipe_plan
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    strategy = recipe.strategy.config
-    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
-    plan = plan_of(job, Machine.here(), recipe.train.device, each)
+    plan = recipe_plan(job, Machine.here(), recipe)
     if plan.nodes > 1:
         raise UsageError(
             "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."
         )
-    if plan.ranks * strategy.batch_chunks == 1:
+    if plan.ranks * recipe.strategy.config.batch_chunks == 1:
         print(
             "--verify: ranks are compared with one process, so one process has nothing to prove.", flush=True
         )

@@ -12,7 +12,7 @@ from typing import Any
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine, available_memory
-from paddle_dp.launch.plan import RankDevices, plan_of
+from paddle_dp.launch.plan import recipe_plan
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.recipe.read import read_recipe, train_settings
 from paddle_dp.text import plural
@@ -30,7 +30,7 @@ class BatchNumbers:
 def with_batch_numbers(job: Job) -> Job:
     """The job with global numbers in place of those that depend on its ranks, which it prints. Raises UsageError as
     `batch_numbers` does, and if the number of ranks may change."""
-    train, per_rank, auto = _requested(job.recipe, job.all_overrides)
+    _, per_rank, auto = _requested(job.recipe, job.all_overrides)
     if not per_rank and not auto:
         return job
     if job.elastic:
@@ -39,9 +39,7 @@ def with_batch_numbers(job: Job) -> Job:
             "train.micro_batches as numbers over all ranks."
         )
     stand_ins = [*["train.batch=1000000000"] * bool(per_rank), *["train.micro_batches=1"] * bool(auto)]
-    strategy = read_recipe(job.recipe, [*job.all_overrides, *stand_ins]).strategy.config  # of any batch
-    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
-    plan = plan_of(job, Machine.here(), str(train.get("device", "auto")), each)
+    plan = recipe_plan(job, Machine.here(), read_recipe(job.recipe, [*job.all_overrides, *stand_ins]))
     numbers = batch_numbers(job.recipe, job.all_overrides, plan.ranks, plan.nodes)
     print(*numbers.remarks, sep="\n", flush=True)
     return replace(job, overrides=(*job.overrides, *numbers.overrides))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import gigabytes, plural
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
 
 # Private bytes of a process that has imported Paddle 3.3.1 (135 MB, by smaps_rollup).
 RANK = 128 << 20
@@ -65,6 +69,13 @@ def plan_of(
             "Set train.device=cpu to use the processor instead."
         )
     return replace(plan, devices=machine.devices[: (ranks - plan.servers_here) * each.devices])
+
+
+def recipe_plan(job: Job, machine: Machine, recipe: Recipe) -> LaunchPlan:
+    """Returns the plan of a recipe's job, with devices for its strategy. Raises UsageError as `plan_of`."""
+    strategy = recipe.strategy.config
+    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
+    return plan_of(job, machine, recipe.train.device, each)
 
 
 def _local_ranks(plan: LaunchPlan, computing: int) -> int:

@@ -18,7 +18,7 @@ from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.memory import memory_folder
 from paddle_dp.launch.network import check_loopback
-from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
+from paddle_dp.launch.plan import RankDevices, check_memory, plan_of, recipe_plan
 from paddle_dp.launch.prepared_ranks import PreparedLauncher, Spares, WaitingRanks
 from paddle_dp.launch.processes import ignore_end_signals
 from paddle_dp.launch.rank_monitor import PreparedRanks
@@ -163,11 +163,8 @@ def _read(job: Job, machine: Machine) -> tuple[Recipe, LaunchPlan]:
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    strategy = recipe.strategy.config
-    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
-    plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample_seconds=recipe.loader.timeout.seconds)
-    return recipe, replace(plan, limits=limits)
+    return recipe, replace(recipe_plan(job, machine, recipe), limits=limits)
 
 
 def evaluation(job: Job, machine: Machine) -> tuple[Recipe, LaunchPlan]:

@@ -17,7 +17,7 @@ from paddle_dp.launch.batch_numbers import batch_numbers
 from paddle_dp.launch.command import Job, typed
 from paddle_dp.launch.machine import Machine, cores, spoken
 from paddle_dp.launch.memory import refuse_memory
-from paddle_dp.launch.plan import RankDevices, plan_of
+from paddle_dp.launch.plan import recipe_plan
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.scores import smaller_is_better
@@ -139,9 +139,7 @@ def _kinds(request: SweepRequest, recipe: Recipe, settings: Settings, machine: M
     if request.elsewhere:  # the cluster's machines are not known yet
         return ("gpu", "cpu") if device == "auto" else (device,)
     job = Job(recipe=request.recipe, overrides=settings, ranks=request.ranks)
-    strategy = recipe.strategy.config
-    each = RankDevices(strategy.accelerators, strategy.with_fewer, strategy.servers)
-    return (plan_of(job, machine, device, each).kind,)
+    return (recipe_plan(job, machine, recipe).kind,)
 
 
 def _usage_error(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
