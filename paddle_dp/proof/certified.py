@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,16 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     good = all(good for good, _ in checks)
     selected: list[Interval] = []
     if step is not None:
-        selected = [interval_to(content, run, step)]
+        selected = [interval_to(content, run, step, steps)]
     elif replay:
-        spans = intervals(content, run)
+        spans = intervals(content, run, steps)
         selected = evenly_spread([span for span in spans if not span.mixed], replay)
         left_out = [span.mixed for span in spans if span.mixed]
         if not selected:
             raise UsageError("\n".join(left_out))
         print("".join(f"{line}\n" for line in left_out), end="")
     for number, interval in enumerate(selected, start=1):
-        same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
+        same = retrain_interval(interval, content, run, f" ({number} of {len(selected)})")
         good = good and same
     if not selected and content["replay"]:
         print(f"any step again, on one process: {certificates.replay_command(run)}")
@@ -161,24 +161,20 @@ class Interval:
     accepted: Sequence[str] = ()
     mixed: str = ""
 
-    def cut(self, steps: int | None) -> Interval:
-        """The interval's first `steps` updates."""
-        if steps is None or self.to - self.start <= steps:
-            return self
-        return replace(self, to=self.start + steps, end=None)
 
-
-def intervals(content: Content, run: Path) -> list[Interval]:
-    """The intervals between the beginning and the usable checkpoints. Raises UsageError if there are none."""
+def intervals(content: Content, run: Path, steps: int | None = None) -> list[Interval]:
+    """The intervals between the beginning and the usable checkpoints, at most `steps` updates of each. Raises
+    UsageError if there are none."""
     checkpoint_steps = _checkpoint_steps(content, run)
-    spans = [_interval(checkpoint_steps, start, to) for start, to in itertools.pairwise(checkpoint_steps)]
+    pairs = itertools.pairwise(checkpoint_steps)
+    spans = [_interval(checkpoint_steps, start, to, steps) for start, to in pairs]
     if not spans:
         raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
     return spans
 
 
-def interval_to(content: Content, run: Path, step: int) -> Interval:
-    """The interval to update `step` from the newest checkpoint before it, or from the beginning."""
+def interval_to(content: Content, run: Path, step: int, steps: int | None = None) -> Interval:
+    """The interval to update `step`, at most `steps` updates, from the newest checkpoint before it or the beginning."""
     checkpoint_steps = _checkpoint_steps(content, run)
     start = max((saved for saved in checkpoint_steps if saved < step), default=None)
     if start is None or not certificates.attempts_of(content, step, step):
@@ -187,11 +183,15 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
             + (f", and the first checkpoint is of step {first}." if first else ".")
         )
-    return _interval(checkpoint_steps, start, step)
+    return _interval(checkpoint_steps, start, step, steps)
 
 
-def _interval(checkpoint_steps: Mapping[int, Path | None], start: int, to: int) -> Interval:
-    """Updates `start` + 1 to `to`, with the recipe of the first checkpoint after them, or of the one before them."""
+def _interval(
+    checkpoint_steps: Mapping[int, Path | None], start: int, to: int, steps: int | None = None
+) -> Interval:
+    """Updates `start` + 1 to `to`, or the first `steps` of them, with the recipe of the first checkpoint after them, or
+    of the one before them."""
+    to = to if steps is None else min(to, start + steps)
     later = next((step for step in checkpoint_steps if step >= to), start)
     state = _recipe_state(checkpoint_steps[later])
     changes = [(int(each["step"]), each["key"]) for each in (state.get("identity") or {}).get("accepted", ())]

@@ -153,7 +153,6 @@ def test_intervals_are_spread_evenly():
     found = [Interval(start=n, to=n + 1, begin=None, end=None, recipe={}) for n in range(9)]
     assert [each.start for each in evenly_spread(found, 3)] == [0, 4, 8]
     assert evenly_spread(found, 0) == [] and evenly_spread(found[:2], 3) == found[:2]
-    assert (found[0].cut(5), found[0].cut(None)) == (found[0], found[0])
 
 
 def test_a_folder_without_a_certificate_is_a_usage_error(tmp_path):
@@ -259,34 +258,45 @@ def test_intervals_without_a_recipe_are_left_out_and_if_all_are_it_is_an_error(t
     trained: list[Interval] = []
     monkeypatch.setattr(certified, "_read", lambda run: certified_run())
     monkeypatch.setattr(certified, "retrain_interval", lambda interval, *rest: not trained.append(interval))
-    monkeypatch.setattr(certified, "intervals", lambda content, run: [*mixed, plain])
+    monkeypatch.setattr(certified, "intervals", lambda *_: [*mixed, plain])
     assert certificate(tmp_path, replay=3) == GOOD and trained == [plain]
     assert capsys.readouterr().out.endswith("\nsteps 1 to 2 cannot.\nsteps 3 to 4 cannot.\n")
-    monkeypatch.setattr(certified, "intervals", lambda content, run: mixed)
+    monkeypatch.setattr(certified, "intervals", lambda *_: mixed)
     with pytest.raises(UsageError, match=r"^steps 1 to 2 cannot\.\nsteps 3 to 4 cannot\.$"):
         certificate(tmp_path, replay=3)
 
 
 @pytest.mark.parametrize(
-    ("to", "changes", "recipe", "accepted"),
+    ("to", "steps", "changes", "recipe", "accepted"),
     [
-        (4, [(4, "loss")], "before", []),
-        (5, [(4, "loss")], None, []),
-        (4, [(3, "loss"), (4, "loss")], None, []),
-        (4, [(2, "loss"), (4, "loss")], None, ["loss"]),  # no checkpoint has the recipe of steps 3 and 4
-        (4, [(2, "loss")], "after", ["loss"]),
-        (8, [(8, "loss")], "after", []),
+        (4, None, [(4, "loss")], "before", []),
+        (5, None, [(4, "loss")], None, []),
+        (8, 2, [(4, "loss")], "before", []),  # was left out for the updates that --steps leaves out
+        (8, 3, [(4, "loss")], None, []),
+        (8, 9, [(8, "loss")], "after", []),
+        (4, None, [(3, "loss"), (4, "loss")], None, []),
+        (
+            4,
+            None,
+            [(2, "loss"), (4, "loss")],
+            None,
+            ["loss"],
+        ),  # no checkpoint has the recipe of steps 3 and 4
+        (4, None, [(2, "loss")], "after", ["loss"]),
+        (8, None, [(8, "loss")], "after", []),
     ],
 )
 def test_updates_before_a_change_have_the_recipe_of_the_checkpoint_before_them(
-    monkeypatch, to, changes, recipe, accepted
+    monkeypatch, to, steps, changes, recipe, accepted
 ):
     """Checkpoints of steps 2 and 8 are there. Updates between them were given up, whatever changed after them."""
     rows = [{"step": step, "key": key} for step, key in changes]
     states = {Path("2"): {"recipe": "before"}, Path("8"): {"recipe": "after", "identity": {"accepted": rows}}}
     monkeypatch.setattr(certified, "_recipe_state", lambda checkpoint: states[checkpoint])
-    found = certified._interval({2: Path("2"), 8: Path("8")}, 2, to)
+    found = certified._interval({2: Path("2"), 8: Path("8")}, 2, to, steps)
     assert (None if found.mixed else found.recipe, found.accepted) == (recipe, accepted)
+    last = min(to, 2 + (steps or 9))
+    assert (found.to, found.end) == (last, Path("8") if last == 8 else None)
 
 
 def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
@@ -296,7 +306,7 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     recipe = {**MLP}
     result = {"bits": True, "digest": DIGEST, "weights": None, "losses": [], "kernels": {"device": "cpu"}}
     parts = [
-        Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
+        Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2000), (2600, 2700))
     ]
 
     def stops(job: Job, variables: object) -> int:
@@ -307,7 +317,7 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     rows = [json.dumps({"event": "step", "step": step, "loss": 1.0}) for step in (9, 2609)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
     monkeypatch.setattr(certified, "_read", lambda run: content)
-    monkeypatch.setattr(certified, "intervals", lambda content, run: parts)
+    monkeypatch.setattr(certified, "intervals", lambda content, run, steps: parts * (steps == 2000))
     monkeypatch.setattr(certified, "run_alone", stops)
     assert certificate(tmp_path, replay=3, steps=2000) == 0
     assert screens[0].endswith("\ntraining steps 1 to 2000 again on one process (1 of 2) …\n")
@@ -364,11 +374,8 @@ def test_an_interval_of_two_attempts_is_judged_by_both(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(certified, "_read", lambda run: content)
     monkeypatch.setattr(certified, "run_alone", retrained)
-    monkeypatch.setattr(
-        certified,
-        "intervals",
-        lambda content, run: [Interval(start=0, to=2600, begin=None, end=None, recipe=MLP)],
-    )
+    part = Interval(start=0, to=2600, begin=None, end=None, recipe=MLP)
+    monkeypatch.setattr(certified, "intervals", lambda *_: [part])
     assert certificate(tmp_path, replay=1) == GOOD
     assert jobs == [(4, 2, None)]
     assert (
