@@ -9,11 +9,12 @@ A kill in the middle leaves no manifest, and the checkpoint before stays until t
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,7 +27,6 @@ from paddle_dp.checkpoint.folder import publish
 from paddle_dp.checkpoint.manifest import (
     MANIFEST,
     STATE,
-    Manifest,
     UnusableError,
     checkpoints,
     index_name,
@@ -36,7 +36,7 @@ from paddle_dp.checkpoint.manifest import (
     step_of,
     tensors_name,
 )
-from paddle_dp.checkpoint.saving import Snapshot, deleted, failure_of, make_partial, raise_first, write_rank
+from paddle_dp.checkpoint.saving import Snapshot, make_partial, seal, together, write_rank
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.messages import CHANNELS
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 SPEC = re.compile(r"memory:([0-9]+):([0-9a-f]{32})")  # step and key, as the argument of a resume
 CHANNEL = CHANNELS["copies"]
+# A file that is missing is the memory of a supervisor that is gone.
+_agreed = functools.partial(together, slow=False, shared=False)
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,7 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh, ring: Ring) -> Path:
         files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
 
         def finish() -> str:
-            files[STATE] = write(partial / STATE, [states[0].encode()])
-            Manifest(mesh.ranks, files, snapshot.checks).write(partial)
-            publish(partial, final)
+            seal(partial, final, files, states[0].encode(), snapshot.checks)
             return _key(final)
 
         keys = _agreed(mesh, final, lambda: finish() if rank == first else "")
@@ -289,17 +289,3 @@ def _key(path: Path) -> str:
         return blake2b((path / MANIFEST).read_bytes(), digest_size=16).hexdigest()
     except OSError:
         return ""
-
-
-def _agreed(mesh: Mesh, final: Path, work: Callable[[], Any]) -> list[Any]:
-    """Returns every rank's result of `work`, or raises the first failing rank's error on all. Collective."""
-    row: list[Any] = [None, None]
-    try:
-        row[0] = work()
-    except FileNotFoundError:  # the node's memory is its supervisor's, which may be gone
-        row[1] = deleted(final)
-    except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
-        row[1] = failure_of(error, final, mesh)
-    rows = mesh.gather(row)
-    raise_first(failure for _, failure in rows)
-    return [result for result, _ in rows]

@@ -72,11 +72,11 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh, slow: bool = True) -> Pat
     final = Path(folder) / step_name(snapshot.step)
     partial = begin(final, mesh, slow, makes_folder=slow)
     try:
-        reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank), slow)
+        reports = together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank), slow)
         if mesh.is_main:  # a lost rank held no part of the model, but its files must exist
             nothing = Snapshot(tensors={}, state={})
             reports += [write_rank(nothing, partial, rank) for rank in sorted(mesh.lost)]
-        _together(
+        together(
             mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None, slow
         )
     except CheckpointError:
@@ -91,16 +91,19 @@ def begin(final: Path, mesh: Mesh, slow: bool = True, makes_folder: bool = True)
     """Makes, on rank 0, the hidden folder for the ranks' files; it becomes `final` later. Collective."""
     return (
         final.parent
-        / _together(mesh, final, lambda: make_partial(final, makes_folder) if mesh.is_main else None, slow)[0]
+        / together(mesh, final, lambda: make_partial(final, makes_folder) if mesh.is_main else None, slow)[0]
     )
 
 
-def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = True) -> list[Any]:
-    """Returns every rank's result of `work` by rank, or raises the first failing rank's error on all. Collective."""
+def together(
+    mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = True, shared: bool = True
+) -> list[Any]:
+    """Returns every rank's result of `work` by rank, or raises the first failing rank's error on all. Collective.
+    `shared`: all ranks see one folder, not each node its memory."""
     try:
         report = {"result": work()}
     except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
-        report = {"error": failure_of(error, final, mesh)}
+        report = {"error": failure_of(error, final, mesh, shared)}
     if slow:  # a disk may take longer than a collective's timeout
         mesh.wait("checkpoint")
     if mesh.is_main and "error" not in report and not final.parent.is_dir():
@@ -140,7 +143,7 @@ def write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[i
 
 
 def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
-    """Checks that all files exist, writes the manifest, and renames the folder."""
+    """Checks that all ranks' files exist, and seals the folder."""
     files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
     for name, digest in files.items():
         path = partial / name
@@ -148,20 +151,26 @@ def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dic
             raise CheckpointError(
                 f"{name} is not seen by rank 0 as its rank wrote it: all machines must share the folder {final.parent}"
             )
-    ranks = len(files) // 2
-    check_complete([read_index(partial, rank) for rank in range(ranks)])
-    files[STATE] = write(partial / STATE, [json_codec.encode(snapshot.state)])
-    Manifest(ranks, files, snapshot.checks).write(partial)
+    check_complete([read_index(partial, rank) for rank in range(len(files) // 2)])
+    seal(partial, final, files, json_codec.encode(snapshot.state), snapshot.checks)
+
+
+def seal(
+    partial: Path, final: Path, files: Mapping[str, Digest], state: bytes, checks: Checks | None
+) -> None:
+    """Adds the state and the manifest to a folder with the ranks' `files`, two of each rank, and renames it."""
+    digests = {**files, STATE: write(partial / STATE, [state])}
+    Manifest(len(files) // 2, digests, checks).write(partial)
     flush_folder(partial)
     publish(partial, final)
 
 
-def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
+def failure_of(error: Exception, final: Path, mesh: Mesh, shared: bool = True) -> list[str]:
     """The error's texts: [message]; for a disk's failure [message, advice, the system's text]."""
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
-    if isinstance(error, FileNotFoundError) and mesh.is_main:
+    if isinstance(error, FileNotFoundError) and (mesh.is_main or not shared):
         return deleted(final)
     if isinstance(error, FileNotFoundError):
         return [

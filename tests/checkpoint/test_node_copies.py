@@ -26,6 +26,7 @@ from paddle_dp.checkpoint import (
     checkpoints,
     load,
     node_copies,
+    saving,
 )
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, index_name, step_name, tensors_name
 from paddle_dp.checkpoint.node_copies import Generation, Ring, complete, generations, newest_complete, save
@@ -297,7 +298,8 @@ def test_a_memory_that_is_full_on_one_node_leaves_nothing_of_its_step_on_any(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(path, buffers)
 
-    monkeypatch.setattr(node_copies, "write", full)
+    for module in (node_copies, saving):
+        monkeypatch.setattr(module, "write", full)
     errors = nodes.save(20)
     assert {type(error) for error in errors} == {NotWrittenError} and "No space left" in str(errors[0])
     assert (
