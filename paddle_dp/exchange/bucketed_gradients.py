@@ -20,7 +20,7 @@ from paddle_dp.core.data_group import CommGroups, Group
 from paddle_dp.core.loss import Count
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
-from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
+from paddle_dp.exchange.gradient_exchange import UNFINISHED, GradientExchange, GradReadyHooks
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -183,6 +183,7 @@ class BucketedGradients(GradientExchange):
             elif self._residuals is not None:
                 self._residuals.take_back(index)
         self._had, self._sums = set(), {}
+        UNFINISHED.discard(id(self))
         return [index for index, has_gradient in enumerate(had) if not has_gradient]
 
     @staticmethod
@@ -204,6 +205,7 @@ class BucketedGradients(GradientExchange):
     @paddle.no_grad()
     def _fill(self, index: int) -> None:
         """Moves a gradient into its bucket; zeros if there is none."""
+        UNFINISHED.add(id(self))
         parameter = self._parameters[index]
         if parameter.grad is not None:
             self._had.add(index)

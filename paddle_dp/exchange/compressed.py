@@ -232,6 +232,7 @@ class CompressedExchange(GradientExchange):
         return "gradients compressed in their exchange"
 
     def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
+        super().begin_update(number, loss_scale, divisor)
         self._active = self._uncompressed if number <= self._compress.after else self._compressed
         self._scale, self._divisor = loss_scale, divisor
         self._residuals.begin(1.0 if self._counted_late else loss_scale)

@@ -22,6 +22,15 @@ import paddle
 
 from paddle_dp.core.loss import Count
 from paddle_dp.core.precision import NOTHING
+from paddle_dp.errors import UsageError
+
+UNFINISHED: set[int] = (
+    set()
+)  # id() of each exchange of this process that has sent an update's gradients, until it ends
+_FAILED_BEFORE = (
+    "an update of this process failed after some of its gradients had been sent, and the ranks would add them to the "
+    'next one\'s. Start the job again; Trainer.of(…, resume="auto") goes on from the newest checkpoint.'
+)
 
 
 class GradientExchange:
@@ -49,7 +58,10 @@ class GradientExchange:
         return f"gradients rounded to {self.rounds_to}" if self.rounds_to else "unrounded gradients"
 
     def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
-        """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor."""
+        """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor.
+        Raises UsageError after an update that failed with gradients on their way."""
+        if UNFINISHED:
+            raise UsageError(_FAILED_BEFORE)
 
     def begin_micro_batch(self, last: bool) -> None:
         """Called before the forward of a micro-batch; `last`: of its update. Not under a pipeline."""

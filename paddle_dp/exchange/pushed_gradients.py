@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.core.loss import Count
-from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
+from paddle_dp.exchange.gradient_exchange import UNFINISHED, GradientExchange, GradReadyHooks
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -141,6 +141,7 @@ class PushReduce:
 
     def send_bytes(self, index: int, data: Array, final: bool) -> None:
         """Sends a gradient's bytes in its `reduce_dtype`; they must not change afterwards."""
+        UNFINISHED.add(id(self))
         dtype = self._reduce_dtypes[index]
         width = data.nbytes // max(int(self._parameters[index].size), 1)
         for number in self._segments_of[index]:
@@ -197,6 +198,7 @@ class PushReduce:
         for index, gradient in sorted(self._sums_of.items()):
             self._parameters[index]._copy_gradient_from(gradient)  # the same memory
         self._begin()
+        UNFINISHED.discard(id(self))
 
     def _end(self) -> None:
         for rank in self._push.peers:

@@ -20,6 +20,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.exchange.gradient_exchange import UNFINISHED
 from paddle_dp.recipe.folder import LOCK
 from tests.house.datasets import Points
 from tests.house.learners import Chain
@@ -327,6 +328,47 @@ def test_files_from_between_of_and_fit_stay(
     assert "the earlier run is now 7.1\n" in capsys.readouterr().out and Path("7.1/checkpoints").is_dir()
     trainer.fit("2 steps")  # another one has begun in its folder
     assert len(losses(tmp_path / "7.2")) == 1 and not Path("7/checkpoints").exists()
+
+
+class FailingLoss(nn.CrossEntropyLoss):
+    fails = ""
+
+    def works(self, method: str) -> float:
+        return 1 / (method != self.fails)
+
+    def forward(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(outputs, targets) * self.works("loss")
+
+    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        return {"one": outputs.sum() * self.works("scores")}
+
+
+def fit_again(folder: str) -> list[str]:
+    """What a second `fit` says after an update that failed on all ranks, before or after its backward."""
+    untried()
+    said = []
+    for exchange, fails in (("per_parameter", "scores"), ("pushed", "loss"), ("pushed", "scores")):
+        UNFINISHED.clear()
+        loss, strategy = FailingLoss(reduction="none"), {"use": "data_parallel", "exchange": exchange}
+        run = {"loss": loss, "strategy": strategy, "callbacks": CALLBACKS[:1], "micro_batches": 1}
+        trainer = Trainer.of(**described(Path(folder, f"{exchange}-{fails}"), **run))
+        trainer.fit("1 step")
+        loss.fails = fails
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit("2 steps")
+        loss.fails = ""
+        try:
+            said.append(f"step {trainer.fit('2 steps').step}")
+        except UsageError as error:
+            said.append(str(error))
+    return said
+
+
+def test_after_an_update_that_failed_with_gradients_on_their_way_there_is_no_other(tmp_path: Path) -> None:
+    """They were added to the next update's, without a word."""
+    for wrong, good, wrong_too in run_ranks(fit_again, 2, str(tmp_path)):
+        assert wrong.startswith("an update of this process failed after some of its gradients had been sent")
+        assert (good, wrong_too) == ("step 2", wrong)
 
 
 @pytest.mark.parametrize(
