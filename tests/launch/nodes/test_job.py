@@ -198,7 +198,11 @@ def test_a_node_leaves_out_its_rank_that_fails_first_twice_in_a_row(play, capsys
 
 def test_a_node_that_says_too_late_how_many_ranks_it_has_says_it_in_the_next_attempt(play, monkeypatch):
     note_lost = RankSupply.note_lost
-    monkeypatch.setattr(RankSupply, "note_lost", lambda *args: (time.sleep(1.0), note_lost(*args))[1])
+    monkeypatch.setattr(
+        RankSupply,
+        "note_lost",
+        lambda supply, *args: (time.sleep(float(supply.plan.job.node_rank)), note_lost(supply, *args))[1],
+    )
     monkeypatch.setattr(rendezvous, "GRACE", 0.3)
     job = play()
     job.start(0, waits, waits, waits, works, restarts=3, ranks=2, least_ranks=1)
