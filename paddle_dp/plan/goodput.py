@@ -97,17 +97,15 @@ class _Attempt:
 
 
 def read_goodput(run: Path) -> Goodput | None:
-    """The goodput of the run in a folder, from its metrics.jsonl. None for a run with one attempt, or without that
-    file."""
-    attempts = sum(1 for _ in (run / "logs").glob("attempt-*"))
+    """The goodput of the run in a folder, from its metrics.jsonl. None without that file, or if one attempt began:
+    a folder of logs proves none, as evaluations and exports have theirs."""
     path = run / "metrics.jsonl"
     try:
         with path.open("rb") as file:
-            attempts = max(attempts, sum(line.startswith(_START) for line in file))
-        if attempts < 2:
-            return None
+            if sum(line.startswith(_START) for line in file) < 2:
+                return None
         with path.open("rb") as file:
-            return goodput(_parsed(file), attempts)
+            return goodput(_parsed(file))
     except OSError:
         return None
 
@@ -146,9 +144,8 @@ def dropped_pause(dropped: Iterable[Mapping[str, Any]], start: Mapping[str, Any]
     return pause
 
 
-def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | None:
-    """The goodput of `lines` of metrics.jsonl; None without a timed update. `attempts`: at least so many, for one that
-    failed before its first update has no line.
+def goodput(lines: Iterable[Mapping[str, Any]]) -> Goodput | None:
+    """The goodput of `lines` of metrics.jsonl; None without a timed update.
 
     Updates between an attempt's last timed line and the step from which the next attempt begins take the mean time.
     """
@@ -180,7 +177,7 @@ def goodput(lines: Iterable[Mapping[str, Any]], attempts: int = 1) -> Goodput | 
     restarting += rows[0].begin - rows[0].job
     end = rows[-1].timed_until + (rows[-1].step - rows[-1].step_timed) * rate
     return Goodput(
-        attempts=max(attempts, len(rows)), updates=updates, updating=updating, restarting=restarting,
+        attempts=len(rows), updates=updates, updating=updating, restarting=restarting,
         seconds=end - rows[0].job - pauses,
     )  # fmt: skip
 
