@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paddle_dp.errors import ExportError, UsageError
 from paddle_dp.files import replacing
 
-INFO = "export.json"  # describes the export; a folder with this file is an export, and may be replaced
+INFO = "export.json"  # describes the export, and names its files: a folder of these alone may be replaced
 
 
 def check_target(folder: Path) -> None:
@@ -20,8 +21,16 @@ def check_target(folder: Path) -> None:
         raise UsageError(
             f"{folder} is the working folder, or holds it, and would be replaced: name another folder."
         )
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / INFO).exists())):
-        raise UsageError(f"{folder} holds something else already: name another folder.")
+    if folder.exists() and (other := _other_file(folder)):
+        raise UsageError(f"{folder} holds something else already ({other}): name another folder.")
+
+
+def _other_file(folder: Path) -> str:
+    """A file that no export has written, in a folder that one would replace; "" if there is none."""
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    with suppress(OSError, ValueError):
+        held -= {INFO, *json.loads((folder / INFO).read_text("utf-8")).get("files", held)}
+    return min(held, default="")
 
 
 @contextmanager
@@ -33,6 +42,9 @@ def new_export(folder: Path) -> Iterator[Path]:
         with replacing(folder) as partial:
             partial.mkdir(parents=True)
             yield partial
+            info = json.loads((partial / INFO).read_text("utf-8"))
+            info["files"] = sorted(path.name for path in partial.iterdir())
+            (partial / INFO).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", "utf-8")
             shutil.rmtree(old, ignore_errors=True)
             if (folder / INFO).exists():
                 folder.replace(old)  # an empty folder is replaced, too

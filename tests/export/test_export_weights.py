@@ -198,12 +198,17 @@ def test_a_folder_of_other_files_is_left_alone(begun: Path, tmp_path: Path) -> N
 
 def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hf/older").mkdir(parents=True)
-    (tmp_path / "hf/export.json").touch()  # an older export, which may be replaced otherwise
+    (tmp_path / "hf/export.json").write_text("{}")  # an older export, which may be replaced otherwise
     monkeypatch.chdir(tmp_path / "hf/older")
     for folder in (Path(), Path(".."), tmp_path / "hf", Path("/")):
         with pytest.raises(UsageError, match="is the working folder, or holds it"):
             check_target(folder)
     check_target(Path("new"))
     with new_export(Path("../older/../new")) as partial:
-        (partial / "export.json").touch()
-    assert (tmp_path / "hf/new/export.json").exists()
+        (partial / "export.json").write_text("{}")
+        (partial / "model.json").touch()
+    new = tmp_path / "hf/new"
+    check_target(new)
+    (new / "serve.py").touch()
+    with pytest.raises(UsageError, match=r"holds something else already \(serve.py\)"):
+        check_target(new)  # which an export would have removed
