@@ -218,7 +218,7 @@ def predict(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILES…", help="Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders."
+            metavar="FILES", help="Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders."
         ),
     ],
     checkpoint: Checkpoint = "newest",

@@ -20,6 +20,7 @@ from paddle_dp.core.precision import narrowed
 from paddle_dp.core.turns import loss_of_recipe
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
+from paddle_dp.files import replacing
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Recipe
@@ -231,12 +232,16 @@ def _write(out: Path, answers: list[Answer]) -> None:
         )
     if not answers:
         raise DataError(f"{out}: the files have no samples, and nothing is written.")
-    np.savez(
-        out,
-        files=np.array([str(answer.sample.file) for answer in answers]),
-        rows=np.array([answer.sample.row for answer in answers]),
-        outputs=np.stack([answer.outputs for answer in answers]),
-    )
+    try:
+        with replacing(out) as partial, partial.open("wb") as file:
+            np.savez(
+                file,
+                files=np.array([str(answer.sample.file) for answer in answers]),
+                rows=np.array([answer.sample.row for answer in answers]),
+                outputs=np.stack([answer.outputs for answer in answers]),
+            )
+    except OSError as error:
+        raise DataError(f"{out} was not written: {error.strerror}.") from error
 
 
 def _perplexity(loss: Loss, mean: float) -> str:

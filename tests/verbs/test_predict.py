@@ -260,6 +260,21 @@ def test_outputs_that_cannot_be_written_are_refused_before_anything_is_read(run,
         predict(run[0], {"files": [str(tmp_path / "some.npz")], "out": str(tmp_path / out)})
 
 
+def test_outputs_on_a_full_disk_are_answered_in_a_sentence_and_leave_no_half_a_file(
+    run, tmp_path, monkeypatch
+):
+    np.save(tmp_path / "some.npy", np.ones((1, 64)))
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(DataError, match=r"o\.npz was not written: No space left on device\."):
+        predict(run[0], {"files": [str(tmp_path / "some.npy")], "out": str(tmp_path / "o.npz")})
+    assert [file.name for file in tmp_path.iterdir()] == ["some.npy"]
+
+
 @pytest.mark.parametrize(
     ("name", "what"), [("nowhere.npy", "there is no such file"), ("it.jpg", "dataset digits reads no files")]
 )
