@@ -24,6 +24,7 @@ from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
+from paddle_dp.errors import gist
 from paddle_dp.identity.walk import Attributes
 from paddle_dp.model.compiled import plain_forward
 from paddle_dp.part.shelf import shipped
@@ -165,5 +166,5 @@ def untried(name: str, when: str, error: Exception) -> str:
         return UNTRIED.format(
             name, f"the trial ran out of memory{size}: the training itself probably will, too"
         )
-    gist = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
-    return UNTRIED.format(name, f"{when} there is {gist}")
+    cause = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {gist(error)}"
+    return UNTRIED.format(name, f"{when} there is {cause}")

@@ -271,7 +271,7 @@ class _Trial:
                     return [], []  # random numbers, or masks without a sample: other sentences name the draws
                 totals.append((result["total"], dict(zip(result["names"], result["arrays"], strict=True))))
         except Exception as error:  # noqa: BLE001 - any error leaves it unknown
-            return [], [untried(self.loss.name, "with fewer samples", error)]
+            return [], [untried(self.loss.name, f"with {'fewer' if totals else 'the first'} samples", error)]
         full, *halves, noisy = totals
         added = sum(half[0] for half in halves)
         size = max(sum(abs(half[0]) for half in halves), abs(full[0]))

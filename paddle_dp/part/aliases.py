@@ -223,7 +223,7 @@ local_rank nproc_per_node num_gpus trainers | launchers, HF    | -              
 devices gpus                              | Lightning, launchers | -                  | {_LAUNCH} --devices 0,1 for these, --ranks N for a number of them
 nnodes num_nodes                          | launchers, Lightning | -                  | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT; {_NODES}
 node_rank master_addr master_port         | launchers        | -                      | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT
-Global Arch Optimizer Loss DataLoader Metric Infer SSLD | PaddleClas | -              | Arch is model here, Loss.Train loss, Optimizer optimizer, Optimizer.lr schedule, Global.epochs train.length, DataLoader.Train dataset and loader
+Global Arch Optimizer Loss DataLoader Metric Infer SSLD | PaddleClas | -              | Arch is model here, Loss.Train loss, Optimizer optimizer, Optimizer.lr schedule, Global.epochs train.length, DataLoader.Train dataset and loader; `paddle-dp import FILE --ranks CARDS` converts a whole file
 """
 
 

@@ -225,7 +225,8 @@ def _longest_module(dotted: str) -> tuple[Any, list[str]]:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module exists; one of its imports does not
-    raise ImportError(f"no package or file '{segments[0]}' is installed or stands here", name=segments[0])
+    message = f"no package or file '{segments[0]}' is installed, on PYTHONPATH or in {os.getcwd()}"
+    raise ImportError(message, name=segments[0])
 
 
 def validate_callable(called: Any, shelf: str) -> str | None:

@@ -195,9 +195,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
             warnings.filterwarnings("ignore", module=r"paddle\.")  # Paddle's import warns
             target = resolve(use, copied_code(home)) if dotted else load(shelf, use, home)
     except ImportError as error:
-        if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
-            raise InstallError.missing_paddle() from error
-        raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
+        raise _unimported(f"{noun} {use}", error) from error
     except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
     config = getattr(target, "Config", None) if isinstance(target, ModuleType) else target
@@ -213,6 +211,14 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         return config_of(config, shelf)
     except ValueError as error:  # Python cannot tell the parameters of some functions in C
         raise _at_use(f"{noun} {use} cannot be a part: {error}") from error
+
+
+def _unimported(part: str, error: ImportError) -> BaseException:
+    if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a library in C was imported
+        return error.__cause__
+    if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
+        return InstallError.missing_paddle()
+    return _at_use(f"{part} cannot be imported: {error}")
 
 
 def _without_config(shelf: str, use: str, target: Any) -> str:
@@ -265,11 +271,11 @@ def _at_use(message: str) -> RecipeError:
 def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
     if own_file := _user_file(use, home):
         return f"there is no {SHELVES[shelf]} '{use}' on the shelf {shelf}. {own_file}"
-    lacks_user_folder = shelf == "models" and len(folders(shelf, home)) == 1
-    hint = (
-        " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
-        * lacks_user_folder
-    )
+    hint = ""
+    if shelf == "models" and len(folders(shelf, home)) == 1:
+        hint = " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
+    elif use[:1].isupper():
+        hint = f" A class of your own is named with its module: package.module.{use}."
     listed = did_you_mean(use, known, f"On the shelf {shelf}:")
     if elsewhere := PARTS.get(shelf, {}).get(use.lower()):
         meant = f" Here that is {elsewhere}." if elsewhere in known else f" Here{elsewhere}."

@@ -128,7 +128,7 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ("strategy.use=fsdp", "sharding_stage: 3"),
         ("train.deepspeed=zero3.json", r"strategy\.sharding "),
         ("train.recompute=full", r"strategy\.recompute "),
-        ("Global.epochs=3", r"Arch is model here, .*Global\.epochs train\.length"),
+        ("Global.epochs=3", r"Arch is model here, .*Global\.epochs train\.length.*`paddle-dp import FILE"),
         ("train.step=5", r"train\.length "),
         ("train.steps=5", r"train\.length "),
         ("loader.shuffle=true", "shuffled by train.seed in every epoch"),

@@ -123,6 +123,9 @@ def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     said = refusal({"use": "net"})
     assert "there is no model 'net'." in said and "a folder models/ here or above the recipe" in said
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/other.py").touch()
+    assert refusal({"use": "MyNet"}).endswith("is named with its module: package.module.MyNet.")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,10 @@ def test_a_mistake_in_a_part(settings: Any, said: str) -> None:
         ("tiny_part.NUMBER", "holds no Config"),
         ("tiny_part.Nte", "cannot be imported: tiny_part has no 'Nte'"),
         ("broken_part.Net", "cannot be imported: ZeroDivisionError: division by zero"),
-        ("nowhere.Net", "cannot be imported: no package or file 'nowhere' is installed or stands here"),
+        (
+            "nowhere.Net",
+            "cannot be imported: no package or file 'nowhere' is installed, on PYTHONPATH or in /",
+        ),
         ("..", "cannot be imported"),
     ],
 )
@@ -158,6 +164,15 @@ def test_what_cannot_be_imported_is_a_mistake_at_use(use: str, said: str) -> Non
     with pytest.raises(RecipeError, match=said) as caught:
         find("models", use)
     assert caught.value.mistakes[0].path == ("use",)
+
+
+def test_ctrl_c_while_a_library_is_imported_is_no_mistake(tmp_path: Path) -> None:
+    """Paddle's library in C turned it into an ImportError, "initialization failed", and the command ended with 2."""
+    (tmp_path / "broken_part.py").write_text(
+        "raise ImportError('initialization failed') from KeyboardInterrupt()"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        find("models", "broken_part.Net")
 
 
 def test_a_file_of_ones_own_that_is_no_part_and_hides_a_shipped_one_is_named(
