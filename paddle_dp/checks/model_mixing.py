@@ -166,5 +166,5 @@ def untried(name: str, when: str, error: Exception) -> str:
         return UNTRIED.format(
             name, f"the trial ran out of memory{size}: the training itself probably will, too"
         )
-    cause = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {gist(error)}"
+    cause = gist(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {gist(error)}"
     return UNTRIED.format(name, f"{when} there is {cause}")
