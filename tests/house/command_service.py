@@ -19,8 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
-import traceback
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -28,6 +27,7 @@ from typing import NoReturn
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all
 from tests.eventually import eventually
 from tests.house.forked_trial import try_in_forks
+from tests.house.programs import end_with
 from tests.rank_pool import draw_anew, rank_pool
 from tests.ranks import ROOT, _environment, _name
 
@@ -104,19 +104,7 @@ def _become(files: list[int], words: list[str], folder: str, variables: dict[str
     os.environ.clear()
     os.environ.update(variables)
     draw_anew()
-    status = 1
-    try:
-        _run(words, folder)
-        status = 0
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if not isinstance(leaving.code, int | None):
-            print(leaving.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as Python ends
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end_with(partial(_run, words, folder))
 
 
 def _run(words: list[str], folder: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.recipe_rank import work
 from paddle_dp.proof import sides
 from tests.house.forked_trial import try_in_forks
+from tests.house.programs import status_of
 from tests.ranks import run_ranks
 
 
@@ -94,10 +95,4 @@ def _enter(folder: str) -> None:
 
 
 def _status(words: list[str]) -> int:
-    try:
-        cli.main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
-    except Exception:  # noqa: BLE001 - a traceback is the answer of such a command
-        traceback.print_exc()
-    return 1
+    return status_of(partial(cli.main, words), Exception)  # a limit of pytest's is none of the command's

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from paddle_dp.launch.logs import rank_log
 from paddle_dp.launch.prepared_ranks import launched
 from paddle_dp.launch.processes import adopt_orphans, alive, descendants, die_with_parent, exit_of, kill_all
 from tests.eventually import eventually
+from tests.house.programs import end_with
 from tests.rank_pool import draw_anew, rank_pool
 from tests.ranks import ROOT, _environment, _name
 
@@ -113,21 +113,7 @@ def _become_rank(arguments: list[str], variables: dict[str, str], log: str) -> N
     os.environ.clear()
     become(Case(arguments, variables, log))
     sys.argv[1:] = arguments
-    _end_with(recipe_rank.main)
-
-
-def _end_with(main: Any) -> NoReturn:
-    """Ends a fork with the status with which `main` ends a program."""
-    status: Any = 1
-    try:
-        status = main()
-    except SystemExit as leaving:
-        status = leaving.code
-    except BaseException:  # noqa: BLE001 - as Python ends
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
+    end_with(recipe_rank.main)
 
 
 class ForkedSupervisor:
@@ -233,4 +219,4 @@ def _become_supervisor(
         with nullcontext() if launches else ForkedRanks() as ranks:
             return begin(words, ranks)
 
-    _end_with(main)
+    end_with(main)

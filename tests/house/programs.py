@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +40,30 @@ def run_program(
 def run_python(*words: str | Path, **how: object) -> subprocess.CompletedProcess[str]:
     """`run_program` of this Python: a script, or `-c` and code."""
     return run_program(sys.executable, *words, **how)  # type: ignore[arg-type]
+
+
+def status_of(main: Callable[[], object], reported: type[BaseException] = BaseException) -> int:
+    """The status with which Python ends a program; on standard error why it is not 0. `reported`: the exceptions that
+    end `main` with a traceback; others are raised."""
+    status: Any = 1
+    try:
+        status = main()
+    except SystemExit as leaving:
+        status = leaving.code
+    except reported:
+        traceback.print_exc()
+    if not isinstance(status, int | None):
+        print(status, file=sys.stderr)
+        return 1
+    return status or 0
+
+
+def end_with(main: Callable[[], object]) -> NoReturn:
+    """Ends a fork as Python ends a program."""
+    status = status_of(main)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def shell_variables(folder: Path) -> dict[str, str]:
