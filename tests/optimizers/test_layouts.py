@@ -37,13 +37,6 @@ QUICK = [pytest.param(use, marks=[] if use == "muon" else [pytest.mark.long]) fo
 MORE = parity.QUICK["more"]
 
 
-def layouts(use: str) -> list[str]:
-    """Stages 1 and 2 update alike, data parallelism as one process does; muon's resume below trains in stages."""
-    if use == "muon":
-        return [LAYOUTS["sharding 2"], LAYOUTS["sharding 3"]]
-    return [strategy for name, strategy in LAYOUTS.items() if use == "lion" or name != "tensor"]
-
-
 def assert_one_process(use: str, ranks: int, folder: Any, strategies: list[str], **how: Any) -> None:
     how["optimizer"] = OPTIMIZERS[use]
     for many in zip(*run_ranks(train_each, ranks, str(folder), strategies, timeout=300, **how), strict=True):
@@ -52,13 +45,8 @@ def assert_one_process(use: str, ranks: int, folder: Any, strategies: list[str],
 
 @pytest.mark.parametrize("use", QUICK)
 def test_layouts_of_two_ranks_are_one_process(use: str, tmp_path: Any) -> None:
-    assert_one_process(use, 2, tmp_path, layouts(use), until=SHORT, more=MORE)
-
-
-@pytest.mark.long
-def test_muon_in_other_layouts_of_two_ranks_is_one_process(tmp_path: Any) -> None:
-    strategies = [LAYOUTS[name] for name in ("data", "sharding 1", "pipeline")]
-    assert_one_process("muon", 2, tmp_path, strategies, until=SHORT, more=MORE)
+    layouts = [strategy for name, strategy in LAYOUTS.items() if use == "lion" or name != "tensor"]
+    assert_one_process(use, 2, tmp_path, layouts, until=SHORT, more=MORE)
 
 
 @pytest.mark.long
