@@ -11,19 +11,10 @@ from paddle_dp.core.precision import default_dtype, everything_in_float64
 from paddle_dp.learner import Precision, Task
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
+from tests.house.recipes import small_recipe
 from tests.house.training import untried
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {{use: {model}, vocab: 32, width: 16, depth: {depth}, heads: 4, length: 8}}
-dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 13, test_samples: 5}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
-strategy: {{use: single}}
-train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, precision: {precision}}}
-callbacks: []
-"""
 BOUND = 1e-12  # relative; equal computations in another order were seen to differ by 1e-13 at most
 
 
@@ -35,7 +26,12 @@ def gradients(folder, layouts, model, depth, precision="float64"):
     untried()
     mesh, found = join(seed=3), []
     path = Path(folder) / f"recipe-{mesh.ranks}-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(model=model, depth=depth, precision=precision))
+    path.write_text(small_recipe(
+        f"length: 10 steps, batch: 8, micro_batches: 2, seed: 3, precision: {precision}", strategy="single",
+        model=f"{model}, vocab: 32, width: 16, depth: {depth}, heads: 4, length: 8", callbacks="[]",
+        dataset="random_tokens, vocab: 32, length: 8, samples: 13, test_samples: 5",
+        optimizer="adamw, clip: 0.5", schedule="cosine, learning_rate: 3.0e-3, warmup: 3 steps",
+    ))  # fmt: skip
     for layout in layouts:
         join(seed=3)
         words = [f"strategy={layout}", f"output_dir={folder}"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.recipes import small_recipe
 from tests.house.training import trained
 from tests.parity import assert_same
 from tests.ranks import run_ranks
@@ -54,24 +55,15 @@ def test_each_rank_has_all_rows_and_gets_its_gradient_from_all_ranks() -> None:
     assert [alone for *_, alone in found] == [2, 1, 3]
 
 
-RECIPE = """
-model: {{use: mlp, inputs: 64, hidden: [16], classes: 6, activation: gelu}}
-dataset: {{use: digits}}
-loss: {{use: {loss}, across: {across}}}
-optimizer: {{use: sgd}}
-schedule: {{use: constant, learning_rate: 0.05}}
-strategy: {strategy}
-train: {{length: 6 steps, batch: 11, micro_batches: {micro_batches}, seed: 3}}
-callbacks: []
-"""
-
-
 def recipe(loss: str, strategy: str, across: str = "ranks", micro_batches: int = 2) -> str:
-    return RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches)
+    return small_recipe(
+        f"length: 6 steps, batch: 11, micro_batches: {micro_batches}, seed: 3", loss=f"{loss}, across: {across}",
+        model="mlp, inputs: 64, hidden: [16], classes: 6, activation: gelu", optimizer="sgd",
+        schedule="constant, learning_rate: 0.05", strategy=strategy, callbacks="[]",
+    )  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("loss", ["contrastive", "triplet", "pairwise"])
 @pytest.mark.parametrize(
     ("ranks", "strategy", "micro_batches"),
@@ -92,7 +84,6 @@ def test_pairs_across_ranks_are_those_of_one_process(tmp_path, loss, ranks, stra
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_pairs_of_one_rank_are_another_loss_and_named(tmp_path) -> None:
     (one,) = run_ranks(trained, 1, recipe("pairwise", "{use: single}", "rank"), str(tmp_path / "one"))
     many = run_ranks(trained, 2, recipe("pairwise", "{use: data_parallel}", "rank"), str(tmp_path / "many"))

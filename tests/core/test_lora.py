@@ -24,6 +24,7 @@ from paddle_dp.model.compiled import compiled
 from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import state
+from tests.house.recipes import small_recipe
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
@@ -94,17 +95,11 @@ def test_a_shared_weight_and_a_second_adapter_are_refused() -> None:
         add_low_rank(made, ["2"], 2, 1.0, 0)
 
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [64, 64], classes: 10}
-adapter: {use: lora, rank: 1, match: ["body.*", head]}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-ema: {decay: 0.5}
-train: {length: 6 steps, batch: 50}
-schedule: {use: constant, learning_rate: 0.02}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 6 steps, batch: 50", model="mlp, inputs: 64, hidden: [64, 64], classes: 10", ema="{decay: 0.5}",
+    adapter='{use: lora, rank: 1, match: ["body.*", head]}', schedule="constant, learning_rate: 0.02",
+    callbacks="[]",
+)  # fmt: skip
 
 
 def file_of(folder: Path, *words: str) -> Any:

@@ -1,8 +1,5 @@
 """Models that nobody prepared, in stages and cut, against one process: losses, norms, weights, statistics and names."""
 
-import subprocess
-import sys
-
 import numpy as np
 import paddle
 import pytest
@@ -15,8 +12,9 @@ from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.plan import Shape, legal_layouts
 from paddle_dp.train.state import model_shards, optimizer_shards
 from tests.house.learners import numbers_of, task_of
+from tests.house.programs import run_python
 from tests.part.test_annotation import TEXTS, Texts
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import run_ranks
 
 SAMPLES, BATCH, STEPS = 22, 8, 3  # two batches of 8 and one of 6
 IN_ORDER = ("embed", "encoder.layers.*", ({"use": "paddle.mean", "axis": 1}, "head"))
@@ -177,15 +175,7 @@ def test_on_four_ranks():
 )
 def test_layers_on_devices(ranks, words):
     """The textbook's ResNet-50 in stages: what one process learns, also five layers a rank on ten."""
-    command = [
-        sys.executable,
-        "-m",
-        "paddle_dp",
-        "verify",
-        "configs/resnet50_pipeline.yaml",
-        "--ranks",
-        str(ranks),
-    ]
+    command = ["-m", "paddle_dp", "verify", "configs/resnet50_pipeline.yaml", "--ranks", str(ranks)]
     small = ["--steps", "2", "train.batch=4", "train.micro_batches=2", "dataset.shape=[3,16,16]"]
-    done = subprocess.run([*command, *small, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "SAME" in done.stdout, done.stdout + done.stderr
+    done = run_python(*command, *small, *words, timeout=600)
+    assert "SAME" in done.stdout, done.stdout + done.stderr

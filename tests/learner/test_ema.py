@@ -22,6 +22,7 @@ from paddle_dp.part import read_part
 from paddle_dp.recipe import Ema, read_recipe
 from paddle_dp.train.state import load_model
 from paddle_dp.units import Every
+from tests.house.recipes import small_recipe
 from tests.parity import LAYOUTS, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
@@ -55,15 +56,10 @@ def test_averages_are_the_formula(warmup: bool, decays: list[float]) -> None:
     np.testing.assert_array_equal(model.weight.numpy(), now)
 
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw, groups: [{match: head, frozen: true}]}
-ema: {decay: 0.5}
-train: {length: 4 steps, batch: 50}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 4 steps, batch: 50", model="mlp, inputs: 64, hidden: [8], classes: 10", callbacks="[]",
+    optimizer="adamw, groups: [{match: head, frozen: true}]", ema="{decay: 0.5}",
+)  # fmt: skip
 
 
 def test_averages_are_evaluated_saved_merged_and_resumed(tmp_path: Path) -> None:

@@ -27,18 +27,10 @@ from paddle_dp.model.initial_weights import (
 from paddle_dp.part import lazily, read_part
 from paddle_dp.recipe import read_recipe
 from tests.house.learners import Chain
+from tests.house.recipes import small_recipe
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {model}
-dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 8, test_samples: 2}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-schedule: {{use: constant, learning_rate: 3.0e-3}}
-strategy: {strategy}
-train: {{length: 2 steps, batch: 4, micro_batches: 2, seed: 3}}
-callbacks: []
-"""
+TOKENS = "random_tokens, vocab: 32, length: 16, samples: 8, test_samples: 2"
 SIZES = "vocab: 32, width: 32, depth: 4, heads: 4, length: 16"
 SHIPPED = [
     {"use": "gpt", "vocab": 32, "width": 16, "depth": 4, "heads": 4, "length": 8},
@@ -75,7 +67,10 @@ def placed(strategies, models):
     for strategy in strategies:
         for model in models:
             path = Path(tempfile.mkdtemp()) / "recipe.yaml"
-            path.write_text(RECIPE.format(strategy=strategy, model=model))
+            path.write_text(small_recipe(
+                "length: 2 steps, batch: 4, micro_batches: 2, seed: 3", dataset=TOKENS, callbacks="[]",
+                model=model, schedule="constant, learning_rate: 3.0e-3", strategy=strategy,
+            ))  # fmt: skip
             recipe = read_recipe(path)
             paddle.seed(3)
             one = {name: t.numpy() for name, t in recipe.model.build().state_dict().items()}

@@ -12,8 +12,6 @@ Needs torch, transformers and torchvision: `pip install -e '.[hf]'`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +32,8 @@ from paddle_dp.export.hugging_face import write
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.yaml_document import parse
+from tests.house.programs import run_python
+from tests.house.recipes import small_recipe
 from tests.parity import recorded
 from tests.ranks import run_ranks
 
@@ -55,14 +55,7 @@ TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="torch
 MODELS = (*HUGGING_FACE, pytest.param("resnet", marks=TORCHVISION))
 COMPARED = (*MODELS, pytest.param("resnet float64", marks=TORCHVISION))
 LAYOUTS = {"tensor": "{use: hybrid, tensor: 2}", "pipeline": "{use: hybrid, pipeline: 2}"}
-RECIPE = """
-model: {model}
-dataset: {{use: random_tokens}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: sgd}}
-train: {{length: 1 step, batch: 4}}
-{more}
-"""
+
 _folders: list[TemporaryDirectory[str]] = []  # removed when the session ends
 
 
@@ -76,10 +69,7 @@ def published(name: str) -> Path:
 
 
 def run(*words: object) -> None:
-    done = subprocess.run(
-        [sys.executable, MAKER, *map(str, words)], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(MAKER, *map(str, words), timeout=200)
 
 
 def recipe_of(name: str, folder: str, into: Path) -> Any:
@@ -91,7 +81,10 @@ def recipe_of(name: str, folder: str, into: Path) -> Any:
         model, more = "{use: resnet, depth: 18, classes: 10}", f"load: {{path: {folder}/resnet18.pth}}"
     into.mkdir(parents=True, exist_ok=True)
     file = into / "r.yaml"
-    file.write_text(RECIPE.format(model=model, more=more))
+    text = small_recipe(
+        "length: 1 step, batch: 4", more, model=model, dataset="random_tokens", optimizer="sgd"
+    )
+    file.write_text(text)
     return read_recipe(file)
 
 

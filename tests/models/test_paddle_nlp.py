@@ -6,8 +6,6 @@ Both sides compute in float32. Needs paddlenlp or paddleformers, each in the env
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from paddle_dp.checkpoint.source import source
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.part import find
 from paddle_dp.recipe.hf_config import read, settings_of
+from tests.house.programs import run_python
 from tests.models.test_hugging_face import apart, apart_in_norm
 
 MAKER = Path(__file__).with_name("published_by_paddle.py")
@@ -47,10 +46,7 @@ pytestmark = [pytest.mark.long, pytest.mark.processes]
     ],
 )
 def test_outputs_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, MAKER, name, tmp_path], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(MAKER, name, tmp_path, timeout=200)
     kind = find("models", USES[name])
     settings = {**settings_of(read(tmp_path), kind, USES[name], None), "dropout": 0}
     model = kind(

@@ -20,6 +20,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
 from paddle_dp.recipe import Load, read_recipe, write_recipe
 from paddle_dp.recipe.hf_config import file_in, read, settings_of, written
+from tests.house.recipes import small_recipe
 from tests.house.weights import assert_read
 
 SMALL = {"width": 16, "depth": 2, "heads": 4}
@@ -42,13 +43,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie relu": ("bert", {**WORDS, "segments": 2, "activation": "relu", "family": "ernie"}),
     "vit": ("vit", {"image": 8, "patch": 4, "channels": 1, "classes": 5, "pool": "class", **SMALL}),
 }
-RECIPE = """
-model: {{use: {use}, from: {folder}{more}}}
-dataset: {{use: random_tokens, vocab: 20, length: 8}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-train: {{length: 1 epoch, batch: 8}}
-"""
+
+
+def text_of(use: str, folder: Path, more: str = "") -> str:
+    return small_recipe(
+        "length: 1 epoch, batch: 8",
+        model=f"{use}, from: {folder}{more}",
+        dataset="random_tokens, vocab: 20, length: 8",
+    )
 
 
 def config(name: str) -> Any:
@@ -106,7 +108,7 @@ def test_the_model_inside_and_masks_of_old_versions(tmp_path: Path) -> None:
 
 def recipe_at(folder: Path, use: str, more: str = "") -> Path:
     file = folder / "r.yaml"
-    file.write_text(RECIPE.format(use=use, folder=folder, more=more))
+    file.write_text(text_of(use, folder, more))
     return file
 
 
@@ -455,7 +457,7 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path, make: Any, use: str, sai
     (tmp_path / "hf").mkdir()
     make(tmp_path / "hf")
     file = tmp_path / "r.yaml"
-    file.write_text(RECIPE.format(use=use, folder=tmp_path / "hf", more=""))
+    file.write_text(text_of(use, tmp_path / "hf"))
     with pytest.raises(RecipeError, match=said):
         read_recipe(file)
 

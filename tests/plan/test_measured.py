@@ -15,19 +15,15 @@ import numpy as np
 import pytest
 
 from paddle_dp.plan.exchange import sent
+from tests.house.recipes import small_recipe
 from tests.ranks import run_ranks
 
 WIDTH, DEPTH = 128, 4
-RECIPE = f"""
-model: {{use: gpt, vocab: 32, width: {WIDTH}, depth: {DEPTH}, heads: 4, length: 8}}
-dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 64}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-schedule: {{use: constant, learning_rate: 1.0e-3}}
-strategy: {{use: single}}
-train: {{length: 8 steps, batch: 8, device: cpu}}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 8 steps, batch: 8, device: cpu", schedule="constant, learning_rate: 1.0e-3", callbacks="[]",
+    model=f"gpt, vocab: 32, width: {WIDTH}, depth: {DEPTH}, heads: 4, length: 8", strategy="single",
+    dataset="random_tokens, vocab: 32, length: 8, samples: 64",
+)  # fmt: skip
 WARM, STEPS = 3, 4  # updates before those that are measured, and these: one period of the local learners
 
 
