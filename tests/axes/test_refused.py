@@ -6,17 +6,12 @@ import pytest
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.recipe import Recipe, read_recipe
+from tests.house.recipes import small_recipe
 
 TEXTS = "tests.part.test_annotation.Texts"
 CHAIN = 'blocks: [embed, "encoder.layers.*", [{use: paddle.mean, axis: 1}, head]]'
-RECIPE = """
-model: {use: %s}
-dataset: {use: random_tokens, vocab: 32, length: 6}
-loss: {use: %s}
-optimizer: {use: adamw}
-strategy: {use: hybrid}
-train: {length: 1 epoch, batch: 8, micro_batches: 4}
-"""
+TOKENS = "random_tokens, vocab: 32, length: 6"
+TRAIN = "length: 1 epoch, batch: 8, micro_batches: 4"
 OWN = """
 import paddle
 from paddle import nn
@@ -89,7 +84,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(model: str, *overrides: str, loss: str = "cross_entropy") -> Recipe:
-        (tmp_path / "recipe.yaml").write_text(RECIPE % (model, loss))
+        text = small_recipe(TRAIN, model=model, dataset=TOKENS, loss=loss, strategy="hybrid")
+        (tmp_path / "recipe.yaml").write_text(text)
         return read_recipe(tmp_path / "recipe.yaml", overrides)
 
     return write

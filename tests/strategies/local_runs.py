@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer, recorded
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [16], classes: 10, activation: gelu}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-schedule: {use: cosine, learning_rate: 0.2, warmup: 4 steps}
-strategy: {use: local_sgd}
-train: {length: 24 steps, batch: 25, micro_batches: 2, seed: 3}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 24 steps, batch: 25, micro_batches: 2, seed: 3", optimizer="sgd", strategy="local_sgd",
+    model="mlp, inputs: 64, hidden: [16], classes: 10, activation: gelu", callbacks="[]",
+    schedule="cosine, learning_rate: 0.2, warmup: 4 steps",
+)  # fmt: skip
 Found = dict[str, Any]
 
 

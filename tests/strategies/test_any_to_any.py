@@ -47,7 +47,6 @@ def each(folder: str, source: str, targets: list[tuple[str, str]]) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("source", STRATEGIES)
 def test_any_other_strategy_goes_on(source: str, tmp_path: Any) -> None:
     ranks, strategy = STRATEGIES[source]

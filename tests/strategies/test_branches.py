@@ -24,6 +24,7 @@ from paddle_dp.strategies.branches.branch_exchange import BranchExchange
 from paddle_dp.strategies.branches.branch_trace import observed, tables_of
 from paddle_dp.strategies.branches.branched_model import Branched, assign, branched
 from paddle_dp.verbs.forecast import layout_of
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer, trained
 from tests.parity import assert_same
 from tests.ranks import run_ranks
@@ -295,16 +296,8 @@ def test_ranks_that_over_does_not_divide_are_refused() -> None:
         Config(over=2, data=3)._check(2)
 
 
-RECIPE = """
-model: {{use: {model}}}
-dataset: {{use: {dataset}}}
-loss: {{use: {loss}}}
-optimizer: {{use: momentum, momentum: 0.9, clip: 0.5}}
-schedule: {{use: constant, learning_rate: 0.01}}
-strategy: {strategy}
-train: {{length: 8 steps, batch: 11, micro_batches: 2, seed: 3}}
-callbacks: []
-"""
+TRAIN = "length: 8 steps, batch: 11, micro_batches: 2, seed: 3"
+MOMENTUM = {"optimizer": "momentum, momentum: 0.9, clip: 0.5", "schedule": "constant, learning_rate: 0.01"}
 DEEP = {"model": "tests.strategies.test_branches.Deep", "dataset": "digits", "loss": "cross_entropy"}
 PAIRS = {"model": "siamese", "dataset": "digit_pairs, pairs: 200", "loss": "siamese"}
 APART = {**PAIRS, "model": "siamese, shared: false"}
@@ -313,7 +306,7 @@ THREE = {**DEEP, "model": "tests.strategies.test_branches.OfThree"}
 
 
 def recipe(strategy: str, parts: dict[str, str]) -> str:
-    return RECIPE.format(strategy=strategy, **parts)
+    return small_recipe(TRAIN, strategy=strategy, callbacks="[]", **MOMENTUM, **parts)
 
 
 TWO = (2, "{use: branches, over: 2, sync_batch_norm: true}")
@@ -342,7 +335,6 @@ CASES = [
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "strategy", "parts"), CASES)
 def test_branches_learn_what_one_process_learns(tmp_path, ranks, strategy, parts) -> None:
     assert_one_process(tmp_path, ranks, strategy, parts)
@@ -376,7 +368,6 @@ def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "device"])
 @pytest.mark.parametrize(
     ("place", "parts"), [(TWO, DEEP), (FOUR, APART), (TWO, PAIRS)], ids=["deep", "apart", "shared"]
@@ -403,7 +394,6 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path) -> None:
     deep, folder = recipe(TWO[1], DEEP), str(tmp_path / "parts")
     whole = run_ranks(trained, 2, deep, str(tmp_path / "whole"))

@@ -19,6 +19,7 @@ from paddle_dp.model.compiled import is_compiled
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Precision
 from tests.house.learners import task_of
+from tests.house.recipes import small_recipe
 from tests.house.training import trained
 from tests.ranks import run_ranks
 
@@ -189,25 +190,21 @@ def test_several_ranks_and_fewer_accelerators_than_copies_are_refused(monkeypatc
     assert one.build(Mesh(device="gpu:2")).devices == ("gpu:2",) * 3
 
 
-RECIPE = """
-model: {{use: mlp, inputs: 64, hidden: [16], classes: 10, dropout: 0.2}}
-dataset: {{use: digits}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: constant, learning_rate: 0.01}}
-strategy: {strategy}
-train: {{length: 8 steps, batch: 11, micro_batches: 2, seed: 3}}
-callbacks: []
-"""
+def recipe(strategy: str) -> str:
+    return small_recipe(
+        "length: 8 steps, batch: 11, micro_batches: 2, seed: 3", optimizer="adamw, clip: 0.5",
+        model="mlp, inputs: 64, hidden: [16], classes: 10, dropout: 0.2", strategy=strategy,
+        schedule="constant, learning_rate: 0.01", callbacks="[]",
+    )  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path: Path) -> None:
-    copies, folder = RECIPE.format(strategy="{use: replicas, count: 3}"), str(tmp_path / "parts")
+    copies, folder = recipe("replicas, count: 3"), str(tmp_path / "parts")
     (whole,) = run_ranks(trained, 1, copies, str(tmp_path / "whole"))
     (begun,) = run_ranks(trained, 1, copies, folder, until="3 steps")
     (again,) = run_ranks(trained, 1, copies, folder, until="6 steps", resume=True)
     assert begun["rows"] + again["rows"] == whole["rows"][:6]
-    last, _ = run_ranks(trained, 2, RECIPE.format(strategy="{use: data_parallel}"), folder, resume=True)
+    last, _ = run_ranks(trained, 2, recipe("data_parallel"), folder, resume=True)
     np.testing.assert_allclose(last["rows"], whole["rows"][6:], rtol=2e-5)
