@@ -2,22 +2,14 @@
 
 import itertools
 import random
-import time
 
 import numpy as np
 import paddle
 import pytest
 
 from paddle_dp.data import Loader, Sampler
-from tests.house.datasets import InMemory, Noisy, Numbers
-
-
-def rows(loader, epoch=0, start=0):
-    """Everything that a reading gives, in plain numbers."""
-    return [
-        (batch.index, batch.samples, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micro_batches])
-        for batch in loader.read(epoch, start)
-    ]  # fmt: skip
+from tests.house.batches import rows
+from tests.house.datasets import InMemory, Noisy, Numbers, Slow
 
 
 def test_batches_hold_the_shares_samples_as_tensors():
@@ -125,12 +117,7 @@ def test_plain_is_the_short_way():
 
 
 def test_waiting_is_measured():
-    class Slow(Numbers):
-        def __getitem__(self, index):
-            time.sleep(0.02)
-            return super().__getitem__(index)
-
-    (batch,) = Loader(Slow(2), Sampler(2, 2)).read(0)
+    (batch,) = Loader(Slow(2, 0.02), Sampler(2, 2)).read(0)
     assert 0.04 <= batch.waited < 1
 
 

@@ -10,6 +10,7 @@ from paddle_dp.errors import DataError, RecipeError, UsageError
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import LoaderSettings, Pad
 from paddle_dp.recipe.write import recipe_text
+from tests.house.recipes import small_recipe
 
 
 class Texts:
@@ -125,16 +126,8 @@ def test_without_pads_a_data_set_stays_what_it_is():
 
 
 def test_the_words_of_a_recipe(tmp_path):
-    text = """
-model: {use: mlp}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: single}
-train: {length: 1 epoch, batch: 10}
-loader: {pad: {ids: {length: 5, mask: ids_mask}}}
-"""
+    pad = "{pad: {ids: {length: 5, mask: ids_mask}}}"
+    text = small_recipe("length: 1 epoch, batch: 10", loader=pad)
     (tmp_path / "r.yaml").write_text(text)
     recipe = read_recipe(tmp_path / "r.yaml")
     assert recipe.loader.pad == {"ids": Pad(length=5, mask="ids_mask")}

@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 
 from paddle_dp.data import Loader, Sampler
-from tests.house.datasets import InMemory, Noisy
+from tests.house.batches import rows
+from tests.house.datasets import InMemory, Noisy, Slow
 from tests.house.programs import until
 from tests.rank_pool import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
-
-
-def rows(loader, epoch=0, start=0):
-    return [
-        (batch.index, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micro_batches])
-        for batch in loader.read(epoch, start)
-    ]
 
 
 @pytest.mark.parametrize("dataset", [Noisy(23), InMemory(23)], ids=["one by one", "take"])
@@ -73,12 +67,7 @@ def test_they_read_ahead_and_no_further_than_asked(tmp_path):
 
 
 def test_reading_goes_on_while_training_does():
-    class Slow(Noisy):
-        def __getitem__(self, index):
-            time.sleep(0.03)
-            return super().__getitem__(index)
-
-    with Loader(Slow(12), Sampler(12, 1), num_workers=1, prefetch=2) as loader:
+    with Loader(Slow(12, 0.03), Sampler(12, 1), num_workers=1, prefetch=2) as loader:
         reading = loader.read(0)
         next(reading)
         waits = []

@@ -29,16 +29,15 @@ def positions(sampler: Sampler, epochs: int) -> list[tuple[int, int]]:
     return [(epoch, k) for epoch in range(epochs) for k in range(sampler.batches_of(epoch))]
 
 
-def test_the_batch_grows_at_the_stated_updates() -> None:
+@pytest.mark.parametrize(
+    ("drop_last", "sizes"),
+    [(False, [[4, 4, 4, 8, 8, 8, 12, 2], [12, 16, 16, 6], [16, 16, 16, 2]]),
+     (True, [[4, 4, 4, 8, 8, 8, 12], [12, 12, 16], [16, 16, 16]])],  # a dropped rest counts as no update
+)  # fmt: skip
+def test_the_batch_grows_at_the_stated_updates(drop_last: bool, sizes: list[list[int]]) -> None:
     """Three updates each of 4, 8, 12 samples; an epoch of 50 samples ends with what is left."""
-    sizes = [[sampler().size(k, epoch) for k in range(sampler().batches_of(epoch))] for epoch in range(3)]
-    assert sizes == [[4, 4, 4, 8, 8, 8, 12, 2], [12, 16, 16, 6], [16, 16, 16, 2]]
-
-
-def test_a_dropped_rest_counts_as_no_update() -> None:
-    small = sampler(drop_last=True)
-    sizes = [[small.size(k, epoch) for k in range(small.batches_of(epoch))] for epoch in range(3)]
-    assert sizes == [[4, 4, 4, 8, 8, 8, 12], [12, 12, 16], [16, 16, 16]]
+    small = sampler(drop_last=drop_last)
+    assert [[small.size(k, epoch) for k in range(small.batches_of(epoch))] for epoch in range(3)] == sizes
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

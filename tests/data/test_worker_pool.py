@@ -9,7 +9,8 @@ import pytest
 
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import DataError
-from tests.house.datasets import Numbers
+from tests.house.batches import rows
+from tests.house.datasets import Numbers, Slow
 from tests.rank_pool import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -24,13 +25,6 @@ class Failing(Numbers):
 
     def __getitem__(self, index):
         return self.fail() if index == 6 else super().__getitem__(index)
-
-
-def rows(loader, epoch=0, start=0):
-    return [
-        [micro_batch.inputs.tolist() for micro_batch in batch.micro_batches]
-        for batch in loader.read(epoch, start)
-    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -80,12 +74,7 @@ def test_a_worker_that_gives_no_sample_is_noticed(fault, start, said):
 
 
 def test_slow_samples_are_not_taken_for_hung_ones():
-    class Slow(Numbers):
-        def __getitem__(self, index):
-            time.sleep(0.25)
-            return super().__getitem__(index)
-
-    with Loader(Slow(9), Sampler(9, 9), num_workers=1, timeout=2.0) as loader:
+    with Loader(Slow(9, 0.25), Sampler(9, 9), num_workers=1, timeout=2.0) as loader:
         assert len(rows(loader)) == 1
 
 

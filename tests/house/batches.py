@@ -11,6 +11,14 @@ from paddle_dp.batch import leaves
 from paddle_dp.data import Loader, Sampler
 
 
+def rows(loader: Loader, epoch: int = 0, start: int = 0) -> list[Any]:
+    """Everything that a reading gives, in plain numbers."""
+    return [
+        (batch.index, batch.samples, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micro_batches])
+        for batch in loader.read(epoch, start)
+    ]  # fmt: skip
+
+
 def global_batches(
     data: Any, sampler: Sampler, dp_size: int = 1, start: int = 0, epochs: int = 2, **settings: Any
 ) -> list[list[np.ndarray]]:

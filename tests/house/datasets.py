@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,18 @@ class Numbers:
 
     def name_of(self, index: int) -> str:
         return f"{index}.jpg"
+
+
+class Slow(Numbers):
+    """`Numbers` each of which takes so many seconds."""
+
+    def __init__(self, samples: int, seconds: float):
+        super().__init__(samples)
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return super().__getitem__(index)
 
 
 class Noisy(Numbers):
