@@ -15,6 +15,7 @@ import pytest
 from paddle_dp.checkpoint import check, checkpoints, clean, load, newest, save
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
+from tests.faults import deeds
 from tests.ranks import run_ranks
 
 SAVER = """
@@ -111,13 +112,10 @@ except Exception as error:
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 300 kB, where one may be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=300k", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with deeds.small_disk(tmp_path / "disk", "300k") as mounted:
+        if not mounted:
+            pytest.skip("needs the right to mount")
+        yield tmp_path / "disk"
 
 
 def test_a_full_disk_leaves_the_earlier_ones_and_frees_what_it_took(small_disk, snapshot_of):

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from paddle_dp.checkpoint import UnusableError, load
 from paddle_dp.checkpoint.manifest import MANIFEST
 from tests.checkpoint import fuzz
+from tests.house.programs import run_python
 
 MEMORY, SECONDS = 500e6, 5.0
 
@@ -57,10 +56,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(original: Path, tmp_path: Path
 
 @pytest.mark.long
 def test_a_thousand_changed_checkpoints() -> None:
-    command = [sys.executable, "-m", "tests.checkpoint.fuzz", "1000", "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-m", "tests.checkpoint.fuzz", "1000", "1000", timeout=500).stdout)
     print(found)
     assert found["raw"] == []
     assert found["refused"] > 700

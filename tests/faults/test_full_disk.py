@@ -3,8 +3,6 @@ so, with all its metrics, and with the checkpoints for which there was room."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 import signal
@@ -18,6 +16,8 @@ import pytest
 
 from paddle_dp.checkpoint import checkpoints, step_of
 from paddle_dp.train import Callback, Moment, Run
+from tests.faults import deeds
+from tests.house.runs import events
 
 RECIPE = "tests/faults/faulty.yaml"
 STEPS = 120
@@ -59,17 +59,10 @@ def _took(file: Any, size: int) -> bool:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A file system of 8 MB, where one may be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=8m", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    with deeds.small_disk(tmp_path / "disk", "8m") as mounted:
+        if not mounted:
+            pytest.skip("needs the right to mount a file system")
+        yield tmp_path / "disk"
 
 
 @pytest.mark.long
@@ -83,7 +76,7 @@ def test_a_disk_that_is_full_for_a_while(
     job = start("train", ranks=ranks, recipe=RECIPE, overrides=overrides, output_dir=str(out))
     status, said, complained = job.finish(timeout=150)
     assert status == 0, (said, complained)
-    seen = rows(out)
+    seen = events(out)
     assert [row["step"] for row in seen if row["event"] == "step"] == list(range(1, STEPS + 1))
     failed = [row["step"] for row in seen if row["event"] == "save_failed"]
     assert failed == [30, 40, 50, 60, 70, 80]
@@ -126,7 +119,7 @@ def test_a_screen_that_nobody_reads_any_more(start: Any, found: Any, ranks: int)
     job.process.stdout.close()
     job.process.stderr.close()
     assert job.process.wait(timeout=90) == 0
-    assert [row["step"] for row in rows(job.out) if row["event"] == "step"] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in events(job.out, "step")] == list(range(1, STEPS + 1))
     fault = f"{ranks} rank{'s' * (ranks > 1)}: nobody reads the screen any more"
     found(fault, time.monotonic() - begun, True, phase="any", cost="0")
 
