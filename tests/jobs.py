@@ -29,15 +29,8 @@ def do(entry_point: str, recipe: str, overrides: Sequence[str], options: dict[st
 def run_in_forks(job: Job, waiting: object = None, timeout: float = 600) -> int:
     """0, or 1 with the first failing rank's traceback on standard error. `timeout`: seconds for all of it."""
     try:
-        run_ranks(
-            do,
-            job.ranks or 1,
-            job.entry_point,
-            str(job.recipe),
-            job.all_overrides,
-            job.options,
-            timeout=timeout,
-        )
+        words = (job.entry_point, str(job.recipe), job.all_overrides, job.options)
+        run_ranks(do, job.ranks or 1, *words, timeout=timeout)
     except AssertionError as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -12,13 +12,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.house.training import build_trainer
+from tests.house.training import build_trainer, finished
 from tests.house.training import recorded as recorded
 from tests.ranks import run_ranks
 
@@ -63,27 +62,18 @@ def train(
 
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
-    from paddle_dp import checkpoint
     from paddle_dp.learner.memory import MemoryMeter
 
     recipe = RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout)
     trainer = build_trainer(recipe, folder, *more, resume=resume, seed=3)
-    memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
-    trainer.fit(until)
-    evaluation = trainer.evaluate()
-    named = trainer.learner.placed.named_parameters()
+    memory, placed = MemoryMeter(trainer.learner), trainer.learner.placed
+    found = finished(trainer, folder, until)
     zero = getattr(trainer.learner.weights, "zero", None)
-    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
-    return {
-        "rows": rows,
-        "held_out": dict(evaluation.numbers),
-        "samples": evaluation.samples,
+    return found | {
         "memory": memory.read(),
-        "names": [name for name, _ in named],
-        "sizes": [p.size for _, p in named],
-        "owners": [trainer.learner.placed.placements.placement_of(p).owner for _, p in named],
+        "sizes": [p.size for _, p in placed.named_parameters()],
+        "owners": [placed.placements.placement_of(p).owner for _, p in placed.named_parameters()],
         "lent": zero.stage3.most if zero is not None and zero.stage3 is not None else 0,
-        "saved": str(saved),
     }
 
 
@@ -104,17 +94,8 @@ def truth(
     """What one process learns, once for all tests of a session."""
     folder = tempfile.TemporaryDirectory(prefix="parity-")
     _folders.append(folder)
-    return run_ranks(
-        train,
-        1,
-        folder.name,
-        "{use: single}",
-        until,
-        model=model,
-        optimizer=optimizer,
-        more=more,
-        timeout=300,
-    )[0]
+    how = {"model": model, "optimizer": optimizer, "more": more}
+    return run_ranks(train, 1, folder.name, "{use: single}", until, timeout=300, **how)[0]
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the session ends

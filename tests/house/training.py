@@ -37,21 +37,28 @@ def untried() -> None:
 def trained(
     recipe: str, folder: str, *words: str, until: str | None = None, resume: bool | str | None = False
 ) -> dict[str, Any]:
-    """In a rank: trains as `build_trainer` has it, evaluates, and saves under `folder`, before the first step, too.
-
-    Returns [loss, gradient norm] of each step, the evaluation, what differs from one process, the names of this rank's
-    parameters and where both checkpoints are."""
+    """In a rank: trains as `build_trainer` has it, and as `finished` does; saved before the first step, too."""
     from paddle_dp import checkpoint
 
     trainer = build_trainer(recipe, folder, *words, resume=resume)
     begun = checkpoint.save(trainer.snapshot(), Path(folder) / "begun", trainer.mesh)
+    return finished(trainer, folder, until) | {"begun": str(begun)}
+
+
+def finished(trainer: Any, folder: str, until: str | None = None) -> dict[str, Any]:
+    """In a rank: trains, evaluates and saves under `folder`.
+
+    Returns [loss, gradient norm] of each step, the evaluation, what differs from one process, the names of this rank's
+    parameters and where the checkpoint is."""
+    from paddle_dp import checkpoint
+
     rows = recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
     return {
         "rows": rows, "held_out": dict(evaluation.numbers), "samples": evaluation.samples,
-        "confusion": evaluation.confusion, "differences": trainer.differences, "begun": str(begun), "saved": str(saved),
+        "confusion": evaluation.confusion, "differences": trainer.differences, "saved": str(saved),
         "names": [name for name, _ in trainer.learner.placed.named_parameters()],
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import read_recipe
-from tests.house.training import build_trainer, recorded
+from tests.house.training import build_trainer, finished
 from tests.ranks import run_ranks
 from tests.sim.recipes import GPT, gpt
 from tests.sim.test_layouts import assert_one_process
@@ -28,19 +28,14 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
     import os
 
     os.environ |= env
-    from paddle_dp import checkpoint
-
     trainer = build_trainer(GPT, folder, f"strategy={strategy}", resume=resume, seed=3)
-    rows = recorded(trainer)
-    trainer.fit("12 steps" if resume else "8 steps")
-    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    found = finished(trainer, folder, "12 steps" if resume else "8 steps")
     places = sorted(
         {str(p.place) for _, p in trainer.learner.placed.named_parameters() if p._is_initialized()}
     )
     updates = getattr(trainer.learner.async_rank, "updates", None)
-    held = trainer.evaluate().numbers["loss"]
     trainer.mesh.wait("the end")
-    return {"rows": rows, "places": places, "saved": str(saved), "updates": updates, "held": held}
+    return found | {"places": places, "updates": updates, "held": found["held_out"]["loss"]}
 
 
 SLOW = {"SIM_COPY_BANDWIDTH": "2e6", "SIM_PINNED": "1"}

@@ -14,20 +14,9 @@ import pytest
 from paddle_dp.checkpoint import checkpoints, disk, newest
 from paddle_dp.launch.command import Job
 from paddle_dp.train import Callback, Moment, Run
+from tests.house.recipes import small_recipe
 from tests.jobs import run_in_forks
 
-RECIPE = """
-model: {{use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16, dropout: 0.1}}
-dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
-strategy: {strategy}
-train: {{length: 20 steps, batch: 8, micro_batches: 2, seed: 3}}
-callbacks:
-{more}  - {{use: metrics, every: 1 step}}
-  - {{use: checkpoint, every: 7 steps, keep: 9, async: {background}}}
-"""
 DATA = "{use: data_parallel}"
 
 
@@ -36,7 +25,14 @@ def train(
     more: str = "",
 ) -> int:  # fmt: skip
     recipe = folder / f"{out}.yaml"
-    recipe.write_text(RECIPE.format(strategy=strategy, background=str(background).lower(), more=more))
+    saves = f"{{use: checkpoint, every: 7 steps, keep: 9, async: {str(background).lower()}}}"
+    recipe.write_text(small_recipe(
+        "length: 20 steps, batch: 8, micro_batches: 2, seed: 3", strategy=strategy, optimizer="adamw, clip: 0.5",
+        model="gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16, dropout: 0.1",
+        dataset="random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10",
+        schedule="cosine, learning_rate: 3.0e-3, warmup: 3 steps",
+        callbacks=f"[{more}{{use: metrics, every: 1 step}}, {saves}]",
+    ))  # fmt: skip
     return run_in_forks(Job(recipe=recipe, ranks=ranks, output_dir=folder / out, resume=resume))
 
 
@@ -110,7 +106,7 @@ def test_a_kill_in_mid_write_costs_one_checkpoint_and_nothing_else(
     tmp_path: Path, ranks: int, victim: int
 ) -> None:
     assert train(tmp_path, "whole", ranks) == 0
-    killer = f"  - {{use: tests.train.test_async_checkpoints.KilledInMidWrite, rank: {victim}}}\n"
+    killer = f"{{use: tests.train.test_async_checkpoints.KilledInMidWrite, rank: {victim}}}, "
     assert train(tmp_path, "killed", ranks, more=killer) != 0
     folder = tmp_path / "killed/checkpoints"
     assert (

@@ -12,24 +12,11 @@ from PIL import Image
 
 from paddle_dp.checkpoint import load, newest
 from paddle_dp.datasets.digits import Config as Digits
+from tests.house.recipes import small_recipe
 from tests.house.runs import events
 from tests.jobs import train_in_forks
 
 STEPS = 24
-RECIPE = """
-model: {{use: convnet, channels: 3, widths: [8, 16, 16], classes: 10, norm: batch, activation: gelu, pool: mean}}
-dataset: {{use: image_list, path: {folder}, train: train.txt, test: test.txt, size: 16, augment: rand, erase: 0.5}}
-mix: {{mixup: 0.4, cutmix: 1.0}}
-loss: {{use: cross_entropy, label_smoothing: 0.1}}
-optimizer: {{use: momentum, weight_decay: 5e-4}}
-schedule: {{use: cosine, learning_rate: 0.05, warmup: 4 steps}}
-strategy: {{use: data_parallel, sync_batch_norm: true}}
-train: {{length: 24 steps, batch: 50, micro_batches: 2}}
-callbacks:
-  - {{use: metrics, every: 1 step}}
-  - {{use: evaluate, every: 2 epochs}}
-  - {{use: checkpoint, every: 7 steps, keep: 9}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +34,17 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(f"{i}.png {digit}\n")
         (folder / f"{split}.txt").write_text("".join(lines))
     path = folder / "recipe.yaml"
-    path.write_text(RECIPE.format(folder=folder))
+    images = (
+        f"image_list, path: {folder}, train: train.txt, test: test.txt, size: 16, augment: rand, erase: 0.5"
+    )
+    path.write_text(small_recipe(
+        "length: 24 steps, batch: 50, micro_batches: 2", dataset=images, mix="{mixup: 0.4, cutmix: 1.0}",
+        model="convnet, channels: 3, widths: [8, 16, 16], classes: 10, norm: batch, activation: gelu, pool: mean",
+        loss="cross_entropy, label_smoothing: 0.1", optimizer="momentum, weight_decay: 5e-4",
+        schedule="cosine, learning_rate: 0.05, warmup: 4 steps", strategy="data_parallel, sync_batch_norm: true",
+        callbacks="[{use: metrics, every: 1 step}, {use: evaluate, every: 2 epochs}, "
+        "{use: checkpoint, every: 7 steps, keep: 9}]",
+    ))  # fmt: skip
     return path
 
 

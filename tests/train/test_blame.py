@@ -30,6 +30,7 @@ from paddle_dp.train import Callback
 from paddle_dp.train.state import optimizer_states
 from tests.assembly.test_script import Two
 from tests.house import datasets as house
+from tests.house.recipes import small_recipe
 from tests.house.runs import events
 from tests.house.training import untried
 from tests.ranks import run_ranks
@@ -318,15 +319,10 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
     assert made(tmp_path / "run", resume=True).fit().step == 12
 
 
-DIGITS = """
-model: {use: mlp, inputs: 64, classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-strategy: {use: single}
-train: {length: 2 steps, batch: 50}
-callbacks: [{use: checkpoint}]
-"""
+DIGITS = small_recipe(
+    "length: 2 steps, batch: 50", model="mlp, inputs: 64, classes: 10", strategy="single",
+    callbacks="[{use: checkpoint}]",
+)  # fmt: skip
 
 
 def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:

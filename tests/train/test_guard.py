@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -32,6 +31,7 @@ from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard
 from paddle_dp.units import Sigmas
+from tests.house.programs import run_python
 from tests.house.runs import events, saved_bits
 from tests.house.training import build_trainer
 from tests.parity import assert_same_weights
@@ -410,7 +410,6 @@ LAYOUTS = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("action", ["skip", "rewind"])
 @pytest.mark.parametrize("strategy", LAYOUTS)
 def test_every_layout_is_one_process(tmp_path, alone, strategy, action):
@@ -419,33 +418,17 @@ def test_every_layout_is_one_process(tmp_path, alone, strategy, action):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_killed_between_a_rewind_and_the_next_checkpoint_it_goes_on_bit_by_bit(tmp_path):
     """Two ranks, kill -9 of all processes of the job as soon as it has gone back; then --resume."""
     import psutil
 
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(strategy="{use: data_parallel}", action="rewind"))
-
-    def command(out: Path, *words: str) -> list[str]:
-        job = [
-            "train",
-            str(recipe),
-            "--ranks",
-            "2",
-            "--out",
-            str(out),
-            "dataset.samples=400",
-            "train.length=100 steps",
-        ]
-        return [sys.executable, "-m", "paddle_dp", *job, *words]
-
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(tmp_path / "whole"), capture_output=True, timeout=120, env=environment, check=True)
-    out = tmp_path / "killed"
-    job = subprocess.Popen(
-        command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+    settings = ["dataset.samples=400", "train.length=100 steps"]
+    words = ["-m", "paddle_dp", "train", str(recipe), "--ranks", "2", *settings, "--out"]
+    run_python(*words, tmp_path / "whole", timeout=120)
+    command, out = [sys.executable, *words], tmp_path / "killed"
+    job = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (out / "metrics.jsonl").exists() or all(
         line["action"] != "rewind" for line in events(out, "refused")
@@ -456,7 +439,7 @@ def test_killed_between_a_rewind_and_the_next_checkpoint_it_goes_on_bit_by_bit(t
         process.send_signal(signal.SIGKILL)
     job.wait()
     assert load(newest(out / "checkpoints")).state["progress"]["step"] < 100
-    subprocess.run(command(out, "--resume"), capture_output=True, timeout=120, env=environment, check=True)
+    run_python(*words, out, "--resume", timeout=120)
     assert saved_bits(out) == saved_bits(tmp_path / "whole")
     ours, theirs = (
         [[x["step"], x["loss"]] for x in events(run, "step")] for run in (out, tmp_path / "whole")

@@ -16,6 +16,7 @@ from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback
 from paddle_dp.train.processors import ProcessorFault, groups, judge
 from paddle_dp.units import Every
+from tests.house.recipes import small_recipe
 from tests.house.runs import saved_bits
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
@@ -119,23 +120,17 @@ def test_looking_changes_nothing(tmp_path):
 
 VIT = "{use: vit, image: 8, patch: 4, channels: 1, width: 16, depth: 2, heads: 2, classes: 4, dropout: 0.1}"
 CONVNET = "{use: convnet, classes: 4, norm: batch, dropout: 0.2}"
-RECIPE = """
-model: {model}
-dataset: {{use: tests.train.poisoned.Dataset}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
-strategy: {strategy}
-train: {{length: 8 steps, batch: 8, micro_batches: 2, seed: 3}}
-callbacks:
-  - {{use: metrics, every: 1 step}}
-  - {{use: checkpoint, every: 4 steps}}
-"""
 
 
 def train(folder: str, strategy: str, model: str, guard: str, wrong: int = -1, calls: Any = None) -> str:
     """In every rank: trains. The error, if it is a ProcessorError; rank `wrong` turns a bit over from update 3 on."""
-    made = build_trainer(RECIPE.format(strategy=strategy, model=model), folder, *filter(None, [guard]))
+    recipe = small_recipe(
+        "length: 8 steps, batch: 8, micro_batches: 2, seed: 3", model=model, strategy=strategy,
+        dataset="tests.train.poisoned.Dataset", optimizer="adamw, clip: 0.5",
+        schedule="cosine, learning_rate: 3.0e-3, warmup: 3 steps",
+        callbacks="[{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]",
+    )  # fmt: skip
+    made = build_trainer(recipe, folder, *filter(None, [guard]))
     made.add(Flip(3 if made.mesh.rank == wrong else 99, calls))
     try:
         made.fit()
@@ -163,7 +158,6 @@ LAYOUTS = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "ranks", "model"),
     [
@@ -178,7 +172,6 @@ def test_looking_changes_nothing_in_any_layout(tmp_path, strategy, ranks, model)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy", ["{use: data_parallel}", "{use: hybrid, sharding: 3, sharding_stage: 2}"]
 )
@@ -191,7 +184,6 @@ def test_a_rank_that_computes_wrong_is_outvoted(tmp_path, strategy):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_of_two_ranks_one_that_is_wrong_once_is_named_and_one_that_always_is_is_one_of_two(tmp_path):
     guard = "guard.recompute=every 4 steps"
     once, always = (

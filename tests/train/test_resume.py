@@ -10,22 +10,19 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint import load, newest
+from tests.house.recipes import small_recipe
 from tests.house.runs import events, saved_bits
 from tests.jobs import do, train_in_forks
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: convnet, classes: 10, widths: [8, 16], norm: batch, dropout: 0.2}
-dataset: {use: digits, as_image: true, held_out: 0.6}  # an epoch of 15 batches
-loss: {use: cross_entropy}
-optimizer: {use: adamw, clip: 1.0}
-schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 5 steps}
-strategy: {use: data_parallel, sync_batch_norm: true}
-train: {length: 22 steps, batch: 50, micro_batches: 2}
-callbacks:
-  - {use: metrics, every: 1 step}
-  - {use: checkpoint, every: 4 steps, keep: 3}
-"""
+RECIPE = small_recipe(
+    "length: 22 steps, batch: 50, micro_batches: 2", optimizer="adamw, clip: 1.0",
+    model="convnet, classes: 10, widths: [8, 16], norm: batch, dropout: 0.2",
+    dataset="digits, as_image: true, held_out: 0.6",  # an epoch of 15 batches
+    schedule="cosine, learning_rate: 2.0e-3, warmup: 5 steps",
+    strategy="data_parallel, sync_batch_norm: true",
+    callbacks="[{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps, keep: 3}]",
+)  # fmt: skip
 
 
 def losses(run: Path) -> dict[int, float]:

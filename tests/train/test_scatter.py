@@ -9,21 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.house.training import build_trainer
+from tests.house.recipes import small_recipe
+from tests.house.training import build_trainer, finished
 from tests.parity import assert_same_weights, recorded
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {{use: mlp, inputs: 12, hidden: [16], classes: 3, dropout: 0.1}}
-dataset: {{use: {dataset}, reading: {reading}}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-schedule: {{use: constant, learning_rate: 0.01}}
-strategy: {strategy}
-train: {{length: 9 steps, batch: 11, micro_batches: 2, seed: 3}}
-loader: {{num_workers: {workers}{samples}}}
-callbacks: []
-"""
 SAMPLES = 40
 
 
@@ -72,29 +62,23 @@ def learned(
     hidden: bool = False,
 ) -> dict[str, Any]:
     """In every rank: losses, an evaluation and the checkpoint. `hidden`: ranks but the first do not see the data."""
-    from paddle_dp import checkpoint
     from paddle_dp.mesh import join
 
-    mesh = join(seed=3)
-    if mesh.is_main or not hidden:
+    if join(seed=3).is_main or not hidden:
         os.chdir(home)
-    text = RECIPE.format(
-        dataset=f"tests.train.test_scatter.{dataset}", reading=reading, workers=workers, strategy=strategy,
-        samples=f", samples: {SAMPLES}" if dataset == "Stream" else "",
+    samples = f", samples: {SAMPLES}" if dataset == "Stream" else ""
+    text = small_recipe(
+        "length: 9 steps, batch: 11, micro_batches: 2, seed: 3", schedule="constant, learning_rate: 0.01",
+        model="mlp, inputs: 12, hidden: [16], classes: 3, dropout: 0.1", strategy=strategy, callbacks="[]",
+        dataset=f"tests.train.test_scatter.{dataset}, reading: {reading}",
+        loader=f"{{num_workers: {workers}{samples}}}",
     )  # fmt: skip
     trainer = build_trainer(text, out, resume=resume)
-    rows = recorded(trainer)
-    trainer.fit(until)
-    numbers = dict(trainer.evaluate().numbers)
-    saved = checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", mesh)
-    return {
-        "rows": rows, "numbers": numbers, "saved": str(saved), "workers": trainer.loader.num_workers,
-        "differences": trainer.differences,
-    }  # fmt: skip
+    return finished(trainer, out, until) | {"workers": trainer.loader.num_workers}
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["rows"] == other["rows"] and one["numbers"] == other["numbers"]
+    assert one["rows"] == other["rows"] and one["held_out"] == other["held_out"]
     assert_same_weights(one["saved"], other["saved"])
 
 
@@ -111,7 +95,6 @@ def test_only_rank_0_needs_the_data_and_every_bit_is_that_of_each_rank_reading(t
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "dataset", "workers", "strategy"),
     [
@@ -140,7 +123,6 @@ def test_scattered_the_bits_are_the_same(tmp_path, ranks, dataset, workers, stra
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dataset", ["Folder", "Stream"])
 def test_a_resume_in_the_midst_of_an_epoch_on_other_ranks_reads_on(tmp_path, dataset) -> None:
     """And from scattered to each rank reading."""

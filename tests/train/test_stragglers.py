@@ -15,6 +15,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat
 from paddle_dp.train import stopping
 from paddle_dp.train.stragglers import MEETINGS, PHASES, Stragglers
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
@@ -154,21 +155,15 @@ def test_shares_are_those_of_a_full_batch():
     assert sum(sampler.samples_of_rank(rank, 4) for rank in range(4)) == 9
 
 
-RECIPE = """
-model: {{use: mlp, inputs: 64, hidden: [32], classes: 10}}
-dataset: {{use: tests.train.slow.Dataset, rank: {rank}, where: {where}}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: sgd}}
-strategy: {strategy}
-train: {{length: 120 steps, batch: 24}}
-callbacks: [{{use: tests.train.slow.Slow, rank: {rank}, where: {where}}}]
-"""
-
-
 def train(folder: str, strategy: str, rank: int, where: str) -> list[Any]:
     """In every rank: [the rank that is slowest, in which phase, who is named]. The ranks meet every 0.3 s."""
     stopping.EVERY = 0.3
-    trainer = build_trainer(RECIPE.format(strategy=strategy, rank=rank, where=where), folder)
+    recipe = small_recipe(
+        "length: 120 steps, batch: 24", model="mlp, inputs: 64, hidden: [32], classes: 10", optimizer="sgd",
+        dataset=f"tests.train.slow.Dataset, rank: {rank}, where: {where}", strategy=strategy,
+        callbacks=f"[{{use: tests.train.slow.Slow, rank: {rank}, where: {where}}}]",
+    )  # fmt: skip
+    trainer = build_trainer(recipe, folder)
     trainer.fit()
     found = trainer.measurements.stragglers
     assert found is not None and found.slowest is not None
