@@ -19,28 +19,28 @@ from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
 from tests.house.datasets import Samples
+from tests.house.recipes import small_recipe
 from tests.house.training import trained
 from tests.ranks import run_ranks
 
 HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
 THERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 9), "old.bias": (2,)}
-RECIPE = """
-model: {{use: gpt, vocab: {vocab}, width: 32, depth: 4, heads: 4, length: 16}}
-dataset: {{use: random_tokens, vocab: {vocab}, length: 16, samples: 16, test_samples: 8}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-strategy: {strategy}
-train: {{length: 2 steps, batch: 8, seed: {seed}}}
-callbacks: [{{use: checkpoint, best: loss}}, {{use: evaluate}}]
-{more}
-"""
+
+
+def text_of(strategy: str, seed: int, vocab: int, more: str) -> str:
+    return small_recipe(
+        f"length: 2 steps, batch: 8, seed: {seed}", more, strategy=strategy,
+        model=f"gpt, vocab: {vocab}, width: 32, depth: 4, heads: 4, length: 16",
+        dataset=f"random_tokens, vocab: {vocab}, length: 16, samples: 16, test_samples: 8",
+        callbacks="[{use: checkpoint, best: loss}, {use: evaluate}]",
+    )  # fmt: skip
 
 
 def recipe(
     folder: Path, out: str, more: str = "", strategy: str = "{use: single}", seed: int = 1, vocab: int = 32
 ) -> Any:
     path = folder / f"{out}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, seed=seed, vocab=vocab, more=more))
+    path.write_text(text_of(strategy, seed, vocab, more))
     return read_recipe(path, [f"output_dir={folder / out}"])
 
 
@@ -171,7 +171,7 @@ def test_any_box_of_a_safetensors_file(first: Path, tmp_path: Path) -> None:
     ],
 )
 def test_any_layout_begins_with_them(first: Path, tmp_path: Path, ranks: int, strategy: str) -> None:
-    text = RECIPE.format(strategy="{use: single}", seed=2, vocab=32, more=f"load: {{path: {first}}}")
+    text = text_of("single", 2, 32, f"load: {{path: {first}}}")
     one = run_ranks(trained, 1, text, str(tmp_path / "one"), "callbacks=[]")
     many = run_ranks(trained, ranks, text, str(tmp_path / "many"), "callbacks=[]", f"strategy={strategy}")
     begun, saved = load(Path(many[0]["begun"])), load(first / "checkpoints/step-00000002")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paddle_dp.callbacks.dashboard import visualdl as records
 from paddle_dp.callbacks.dashboard.visualdl import cut, framed, makers
+from tests.house.programs import run_python
 
 
 def log(*steps: int, tag: str = "train/loss") -> bytes:
@@ -65,15 +63,7 @@ def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
     code = "from paddle_dp.callbacks.dashboard.visualdl import makers; import os; makers().Record; "
     code += "print(os.environ['HOME'])"
     nowhere = "/proc/no-home"
-    environment = {**os.environ, "HOME": nowhere}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-W", "ignore", "-c", code, env={"HOME": nowhere}, timeout=60)
     assert done.stdout.strip().endswith(nowhere)
 
 

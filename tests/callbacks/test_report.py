@@ -13,20 +13,15 @@ from paddle_dp.callbacks.report import ReportWriter
 from paddle_dp.report import report
 from paddle_dp.train import Run
 from tests.callbacks.moments import At, Capture
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: data_parallel}
-metrics: [{use: classification}]
-train: {length: 30 steps, batch: 64}
-callbacks: [{use: metrics, every: 4 steps}, {use: evaluate}, {use: checkpoint, every: 10 steps}]
-"""
+RECIPE = small_recipe(
+    "length: 30 steps, batch: 64", model="mlp, inputs: 64, hidden: [16], classes: 10", optimizer="momentum",
+    schedule="constant, learning_rate: 0.1", strategy="data_parallel", metrics="[{use: classification}]",
+    callbacks="[{use: metrics, every: 4 steps}, {use: evaluate}, {use: checkpoint, every: 10 steps}]",
+)  # fmt: skip
 
 
 def text_of(folder: Path) -> str:

@@ -23,39 +23,26 @@ from paddle_dp.train.gallery import Gallery, PredictedSample, WrittenText
 from paddle_dp.units import Every
 from tests.callbacks.moments import At, Capture
 from tests.callbacks.test_dashboard import dp_rank
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer, recorded
 from tests.ranks import run_ranks
 
-CONVNET = """
-model: {use: convnet, channels: 1, widths: [8, 8], classes: 10, norm: batch}
-dataset: {use: digits, as_image: true}
-loss: {use: cross_entropy}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: data_parallel}
-train: {length: 7 steps, batch: 50, micro_batches: 2}
-callbacks: [{use: metrics, every: 4 steps}]
-"""
-COSINES = """
-model: {use: large_classifier, inputs: 64, hidden: [16], classes: 10, cosines: true}
-dataset: {use: digits}
-loss: {use: margin_softmax, scale: 8}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: single}
-train: {length: 7 steps, batch: 50}
-callbacks: [{use: metrics, every: 4 steps}]
-"""
-GPT = """
-model: {use: gpt, vocab: 256, width: 32, depth: 1, heads: 2, length: 32}
-dataset: {use: text_files, path: %(text)s, held_out: 0.2, cache: %(text)s.cache, length: 32}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-schedule: {use: constant, learning_rate: 1e-2}
-strategy: {use: single}
-train: {length: 30 steps, batch: 8}
-callbacks: [{use: samples, count: 2, tokens: 8}]
-"""
+MOMENTUM = {"optimizer": "momentum", "schedule": "constant, learning_rate: 0.1"}
+METRICS = "[{use: metrics, every: 4 steps}]"
+CONVNET = small_recipe(
+    "length: 7 steps, batch: 50, micro_batches: 2", dataset="digits, as_image: true", **MOMENTUM,
+    model="convnet, channels: 1, widths: [8, 8], classes: 10, norm: batch", strategy="data_parallel",
+    callbacks=METRICS,
+)  # fmt: skip
+COSINES = small_recipe(
+    "length: 7 steps, batch: 50", loss="margin_softmax, scale: 8", **MOMENTUM, callbacks=METRICS,
+    model="large_classifier, inputs: 64, hidden: [16], classes: 10, cosines: true", strategy="single",
+)  # fmt: skip
+GPT = small_recipe(
+    "length: 30 steps, batch: 8", model="gpt, vocab: 256, width: 32, depth: 1, heads: 2, length: 32",
+    dataset="text_files, path: %(text)s, held_out: 0.2, cache: %(text)s.cache, length: 32", strategy="single",
+    schedule="constant, learning_rate: 1e-2", callbacks="[{use: samples, count: 2, tokens: 8}]",
+)  # fmt: skip
 
 
 LINE = "the quick brown fox jumps over the lazy dog. "

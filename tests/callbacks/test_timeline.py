@@ -19,17 +19,15 @@ from paddle_dp.plan.pipeline_schedule import idle, orders, timeline
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Run
 from tests.callbacks.moments import At, Capture
+from tests.house.recipes import small_recipe
 
-RECIPE = """
-model: {use: gpt, vocab: 16, width: 8, heads: 2, depth: 6, length: 8}
-dataset: {use: random_tokens, vocab: 16, length: 8, samples: 8, test_samples: 4}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: hybrid, pipeline: 2, pipeline_schedule: interleaved}
-train: {length: 8 steps, batch: 4, micro_batches: 4}
-callbacks: [{use: timeline, start: 2, steps: 3}]
-"""
+RECIPE = small_recipe(
+    "length: 8 steps, batch: 4, micro_batches: 4", optimizer="sgd", schedule="constant, learning_rate: 0.1",
+    model="gpt, vocab: 16, width: 8, heads: 2, depth: 6, length: 8",
+    dataset="random_tokens, vocab: 16, length: 8, samples: 8, test_samples: 4",
+    strategy="hybrid, pipeline: 2, pipeline_schedule: interleaved",
+    callbacks="[{use: timeline, start: 2, steps: 3}]",
+)  # fmt: skip
 
 
 class Recorder:

@@ -8,26 +8,18 @@ from typing import Any
 
 import pytest
 
+from tests.house.recipes import small_recipe
 from tests.house.runs import events
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: hybrid}
-train: {length: 60 steps, batch: 64}
-callbacks:
-  - {use: console}
-  - {use: metrics, every: 4 steps}
-  - {use: dashboard, every: 6 steps, histograms: true, exchange: true, peak_flops: 1.0e+9}
-  - {use: evaluate, per_class: true}
-  - {use: checkpoint, every: 10 steps, keep: 2, best: loss}
-  - {use: early_stop, patience: 50}
-  - {use: profile, start: 3, steps: 2}
-"""
+RECIPE = small_recipe(
+    "length: 60 steps, batch: 64", model="mlp, inputs: 64, hidden: [16], classes: 10", optimizer="momentum",
+    schedule="constant, learning_rate: 0.1", strategy="hybrid",
+    callbacks="[{use: console}, {use: metrics, every: 4 steps}, "
+    "{use: dashboard, every: 6 steps, histograms: true, exchange: true, peak_flops: 1.0e+9}, "
+    "{use: evaluate, per_class: true}, {use: checkpoint, every: 10 steps, keep: 2, best: loss}, "
+    "{use: early_stop, patience: 50}, {use: profile, start: 3, steps: 2}]",
+)  # fmt: skip
 
 
 def broken_and_resumed(folder: str) -> list[Any]:

@@ -21,16 +21,15 @@ from paddle_dp.certificate.certificate import (
 )
 from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
 from paddle_dp.mesh import Mesh
+from tests.house.recipes import small_recipe
 from tests.jobs import train_in_forks
 
-RECIPE = """
-model: {use: gpt, vocab: 32, width: 32, depth: 2, heads: 2, length: 16}
-dataset: {use: random_tokens, vocab: 32, length: 16, samples: 64, test_samples: 8}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-train: {length: 6 steps, batch: 8, micro_batches: 2}
-callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 2 steps, keep: 9}]
-"""
+RECIPE = small_recipe(
+    "length: 6 steps, batch: 8, micro_batches: 2",
+    model="gpt, vocab: 32, width: 32, depth: 2, heads: 2, length: 16",
+    dataset="random_tokens, vocab: 32, length: 16, samples: 64, test_samples: 8",
+    callbacks="[{use: metrics, every: 1 step}, {use: checkpoint, every: 2 steps, keep: 9}]",
+)
 TENSOR = "strategy={use: hybrid, tensor: 2}"
 LAYOUTS = {1: (), 2: (TENSOR,), 4: ("strategy={use: hybrid, tensor: 2, sharding: 2, sharding_stage: 2}",)}
 

@@ -25,18 +25,14 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train.run import Proof
 from tests.certificate.proven import assert_proven
+from tests.house.recipes import small_recipe
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: net.Net}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: data_parallel}
-train: {length: 3 steps, batch: 8}
-"""
+RECIPE = small_recipe(
+    "length: 3 steps, batch: 8", model="net.Net", optimizer="sgd", schedule="constant, learning_rate: 0.1",
+    strategy="data_parallel",
+)  # fmt: skip
 NET = """
 import paddle
 from paddle import nn

@@ -24,7 +24,7 @@ RECIPE = "tests/faults/slow.yaml"
 SSH = ROOT / "tools" / "cluster" / "ssh.sh"
 sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = [
-    pytest.mark.ssh, pytest.mark.processes, pytest.mark.timeout(300),
+    pytest.mark.ssh, pytest.mark.processes,
     pytest.mark.skipif(not (sshd and shutil.which("ssh")), reason="no ssh and sshd here"),
 ]  # fmt: skip
 

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.recipes import small_recipe
 from tests.house.resumed import assert_learned_on_any_ranks
-
-RECIPE = """
-model: {{use: convnet, classes: 3, channels: 3, widths: [4]}}
-dataset: {{{dataset}, path: {path}, size: 16, resize: 20, augment: trivial, cache: {path}/c}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-loader: {{num_workers: {workers}}}
-train: {{length: {steps} steps, batch: 4, micro_batches: 2}}
-callbacks: [{{use: checkpoint, every: 100 steps}}]
-"""
 
 
 @pytest.mark.long
@@ -42,5 +33,10 @@ def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_an
 ) -> None:
     contents = import_module(f"tests.datasets.{module}").make(tmp_path, save_image)
     assert module != "test_parquet" or max(map(len, contents)) * 5 > 3 * 1024 / 2
-    recipe = RECIPE.format(dataset=dataset, path=tmp_path, workers=workers, steps=steps)
+    recipe = small_recipe(
+        f"length: {steps} steps, batch: 4, micro_batches: 2", loader=f"{{num_workers: {workers}}}",
+        model="convnet, classes: 3, channels: 3, widths: [4]",
+        dataset=f"{{{dataset}, path: {tmp_path}, size: 16, resize: 20, augment: trivial, cache: {tmp_path}/c}}",
+        callbacks="[{use: checkpoint, every: 100 steps}]",
+    )  # fmt: skip
     assert_learned_on_any_ranks(recipe, tmp_path, steps, stop)

@@ -21,6 +21,8 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import find
 from paddle_dp.recipe import read_recipe
 from paddle_dp.verbs.predict import predict
+from tests.house.programs import run_python
+from tests.house.recipes import small_recipe
 
 GREY, TOKENS = ("float32", (1, 8, 8)), ("int64", (16,))
 SMALL = {"width": 16, "depth": 1, "heads": 4}
@@ -37,16 +39,10 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, tuple[int, ...]], list[int | 
     "gpt": ({"length": 16, "dropout": 0.1, "tied": True, **SMALL}, TOKENS, [None, None]),
     "llama": ({"length": 16, "kv_heads": 2, **SMALL}, TOKENS, [None, None]),
 }
-RECIPE = """
-model: {use: convnet, widths: [8], classes: 10, norm: batch}
-dataset: {use: digits, as_image: true}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-strategy: {use: single}
-train: {length: 4 steps, batch: 50}
-callbacks:
-  - {use: checkpoint, every: 4 steps}
-"""
+RECIPE = small_recipe(
+    "length: 4 steps, batch: 50", model="convnet, widths: [8], classes: 10, norm: batch", strategy="single",
+    dataset="digits, as_image: true", callbacks="[{use: checkpoint, every: 4 steps}]",
+)  # fmt: skip
 
 
 def made(name: str) -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.ndarray]], list[int | None]]:
@@ -264,13 +260,9 @@ def test_a_folder_with_other_files_is_left_as_it_is(run: Path, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt_tiny", "vit_digits"])
 def test_a_run_of_a_split_layout_is_exported_whole(name: str, tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
     layout = ["strategy.use=hybrid", "strategy.tensor=2", "strategy.pipeline=2"]
     words = ["train", f"configs/{name}.yaml", "--ranks", str(Degrees(tensor=2, pipeline=2).ranks), *layout]
     out = ["--out", str(tmp_path / "run")]
     for asked in ([*words, *out, "train.length=4 steps"], ["export", str(tmp_path / "run")]):
-        done = subprocess.run(
-            [sys.executable, "-m", "paddle_dp", *asked], cwd=root, capture_output=True, text=True, timeout=250
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run_python("-m", "paddle_dp", *asked, timeout=250)
     assert "program: largest difference 0.0e+00" in done.stdout

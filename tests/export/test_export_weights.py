@@ -19,24 +19,18 @@ from paddle_dp.export.hugging_face import export, tokenizer_files
 from paddle_dp.export.target import check_target, new_export
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
+from tests.house.recipes import small_recipe
 
-RECIPE = """
-model: {model}
-dataset: {{use: random_tokens, vocab: 20, length: 8, samples: 8, test_samples: 4}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-strategy: {{use: single}}
-train: {{length: 1 step, batch: 4}}
-callbacks: [{{use: checkpoint}}]
-output_dir: {out}
-{more}
-"""
+TOKENS = "random_tokens, vocab: 20, length: 8, samples: 8, test_samples: 4"
 GPT = "{use: gpt, vocab: 20, width: 16, depth: 2, heads: 4, length: 8, tied: true}"
 
 
 def recipe(folder: Path, out: str, model: str = GPT, more: str = "") -> Any:
     file = folder / f"{out}.yaml"
-    file.write_text(RECIPE.format(model=model, out=folder / out, more=more))
+    file.write_text(small_recipe(
+        "length: 1 step, batch: 4", more, model=model, dataset=TOKENS, strategy="single",
+        callbacks="[{use: checkpoint}]", output_dir=str(folder / out),
+    ))  # fmt: skip
     return read_recipe(file)
 
 

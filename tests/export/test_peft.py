@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,11 @@ from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.export.hugging_face import export
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe, write_recipe
+from tests.house.programs import run_python
+from tests.house.recipes import small_recipe
 from tests.house.training import trained
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {model}
-dataset: {{use: random_tokens, vocab: 20, length: 8, samples: 8, test_samples: 4}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-schedule: {{use: constant, learning_rate: 0.1}}
-strategy: {{use: single}}
-train: {{length: 2 steps, batch: 4}}
-callbacks: [{{use: checkpoint}}]
-output_dir: {out}
-{more}
-"""
 SIZES = "vocab: 20, width: 16, depth: 2, heads: 4, length: 8"
 LLAMA = f"{{use: llama, {SIZES}, kv_heads: 2, hidden: 24, head_width: 6, bias: qkv}}"
 LORA = "adapter: {use: lora, rank: 3, alpha: 7.5, match: ['*.q', '*.v', 'blocks.2.down']}"
@@ -63,9 +51,17 @@ MODELS = {
 }
 
 
+def text_of(model: str, out: Path, more: str) -> str:
+    return small_recipe(
+        "length: 2 steps, batch: 4", more, model=model, schedule="constant, learning_rate: 0.1",
+        dataset="random_tokens, vocab: 20, length: 8, samples: 8, test_samples: 4", strategy="single",
+        callbacks="[{use: checkpoint}]", output_dir=str(out),
+    )  # fmt: skip
+
+
 def recipe(folder: Path, out: str, model: str = LLAMA, more: str = "") -> Any:
     file = folder / f"{out}.yaml"
-    file.write_text(RECIPE.format(model=model, out=folder / out, more=more))
+    file.write_text(text_of(model, folder / out, more))
     return read_recipe(file)
 
 
@@ -276,7 +272,7 @@ def test_what_is_no_lora_alone_is_not_written(tmp_path: Path) -> None:
 
 def test_every_layout_begins_with_the_loaded_adapter(written: Path, tmp_path: Path) -> None:
     (tmp_path / "hf").symlink_to(written)
-    text = RECIPE.format(model=LLAMA, out=tmp_path, more=f"adapter: {{use: lora, load: {tmp_path}/hf}}")
+    text = text_of(LLAMA, tmp_path, f"adapter: {{use: lora, load: {tmp_path}/hf}}")
     words = ["train.micro_batches=2", "callbacks=[]"]
     [alone] = run_ranks(trained, 1, text, str(tmp_path / "one"), *words, until="1 step")
     saved = load(written.parent / "run/checkpoints/step-00000002")
@@ -341,9 +337,7 @@ def test_peft_computes_the_same(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.py").write_text(PEFT)
 
     def run(*words: object) -> np.ndarray:
-        command = [sys.executable, tmp_path / "run.py", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_python(tmp_path / "run.py", *map(str, words), timeout=200)
         return np.load(tmp_path / "out.npy")
 
     llama = ["q_proj", "v_proj", "o_proj"]

@@ -33,17 +33,14 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.schedules.cosine import Config
 from paddle_dp.train.callback import Callback
 from tests.house import datasets as house
+from tests.house.recipes import small_recipe
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw, clip: 1.0}
-schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 2 steps}
-train: {length: 20 steps, batch: 50, micro_batches: 2}
-callbacks: [{use: checkpoint, every: 20 steps}]
-"""
+RECIPE = small_recipe(
+    "length: 20 steps, batch: 50, micro_batches: 2", model="mlp, inputs: 64, hidden: [8], classes: 10",
+    optimizer="adamw, clip: 1.0", schedule="cosine, learning_rate: 2.0e-3, warmup: 2 steps",
+    callbacks="[{use: checkpoint, every: 20 steps}]",
+)  # fmt: skip
 FEW = 6  # updates before the checkpoint
 
 

@@ -12,17 +12,13 @@ import pytest
 
 from paddle_dp.cli import main
 from paddle_dp.report.run_record import read_run
+from tests.house.recipes import small_recipe
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: data_parallel}
-train: {length: 100000 steps, batch: 64}
-callbacks: [{use: metrics, every: 4 steps}]
-"""
+RECIPE = small_recipe(
+    "length: 100000 steps, batch: 64", model="mlp, inputs: 64, hidden: [16], classes: 10", optimizer="sgd",
+    schedule="constant, learning_rate: 0.1", strategy="data_parallel",
+    callbacks="[{use: metrics, every: 4 steps}]",
+)  # fmt: skip
 
 
 def kill_a_rank(run: Path) -> None:

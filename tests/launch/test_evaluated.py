@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.start import evaluation
+from tests.house.programs import run_python
 from tests.parity import train
 from tests.ranks import run_ranks
 
@@ -82,16 +81,8 @@ def trained(folder: str, strategy: str) -> dict[str, Any]:
 )
 def test_the_numbers_are_those_of_the_ranks(ranks: int, strategy: str, on: int, tmp_path: Path) -> None:
     found = run_ranks(trained, ranks, str(tmp_path), strategy)[0]
-    words = [
-        sys.executable,
-        "-m",
-        "paddle_dp",
-        "evaluate",
-        str(tmp_path),
-        *(["--ranks", str(on)] if on > 1 else []),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    more = ["--ranks", str(on)] if on > 1 else []
+    done = run_python("-m", "paddle_dp", "evaluate", tmp_path, *more, timeout=120)
     assert "with strategy.use=data_parallel" in done.stderr
     numbers = json.loads((tmp_path / "evaluation.json").read_text())
     assert numbers["samples"] == found["samples"]
@@ -102,11 +93,10 @@ def test_the_numbers_are_those_of_the_ranks(ranks: int, strategy: str, on: int, 
 @pytest.mark.parametrize("verb", ["export", "predict"])
 def test_a_callback_that_needs_ranks_is_none_of_an_answer_s(verb: str, tmp_path: Path) -> None:
     run_ranks(trained, 2, str(tmp_path), "{use: hybrid, pipeline: 2}")
-    words = [sys.executable, "-m", "paddle_dp", verb, str(tmp_path)]
+    words = [verb, str(tmp_path)]
     if verb == "predict":
         import numpy as np
 
         np.save(tmp_path / "tokens.npy", np.arange(16) % 32)
         words.append(str(tmp_path / "tokens.npy"))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "paddle_dp", *words, timeout=120)

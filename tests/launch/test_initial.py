@@ -25,16 +25,7 @@ from paddle_dp.launch.initial import check_load, check_weights
 from paddle_dp.launch.start import run
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
-
-RECIPE = """
-model: {{use: mlp}}
-dataset: {{use: digits}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: sgd}}
-train: {{length: 1 epoch, batch: 8}}
-load: {load}
-output_dir: {out}
-"""
+from tests.house.recipes import small_recipe
 
 
 def tensors(file: Path, *names: str) -> Path:
@@ -184,7 +175,9 @@ def test_train_and_check_refuse_with_status_2_and_move_nothing(
     monkeypatch.setattr(CheckProcess, "__call__", lambda self, *said: tried(read_recipe(*said)))
     earlier, recipe = tmp_path / "run", tmp_path / "a.yaml"
     (earlier / "checkpoints").mkdir(parents=True)
-    recipe.write_text(RECIPE.format(load=f"{{path: {tmp_path / 'nope'}}}", out=earlier))
+    load = f"{{path: {tmp_path / 'nope'}}}"
+    text = small_recipe("length: 1 epoch, batch: 8", optimizer="sgd", load=load, output_dir=str(earlier))
+    recipe.write_text(text)
     nobody: Any = object()  # who would be asked to become the ranks
     assert run(Job(recipe=recipe, ranks=2), nobody) == 2
     assert f"load.path: there is no {tmp_path / 'nope'}" in capsys.readouterr().err.replace("\n", " ")

@@ -20,16 +20,13 @@ from paddle_dp.launch.command import Job
 from paddle_dp.proof import certified, retrain
 from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, evenly_spread, judgement
 from paddle_dp.train.evaluation import as_json
+from tests.house.recipes import small_recipe
 from tests.jobs import run_in_forks
 
-RECIPE = """
-model: {use: mlp}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-train: {length: 12 steps, batch: 64}
-callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]
-"""
+RECIPE = small_recipe(
+    "length: 12 steps, batch: 64",
+    callbacks="[{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]",
+)
 NAN, INF = float("nan"), float("inf")
 LOSSES = [[1, 2.5, 2.5, 1e-7], [2, 2.25, 2.25 + 5e-7, 1e-7]]
 
@@ -161,7 +158,6 @@ def test_a_folder_without_a_certificate_is_a_usage_error(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_run_of_several_sizes_is_trained_again(tmp_path, capsys, monkeypatch):
     """2 ranks, then 1, then 3: each third of it is one process's; then something is not as certified, three times."""
     monkeypatch.setattr(certified, "run_alone", lambda job, variables=None: run_in_forks(job))

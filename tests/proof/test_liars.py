@@ -3,17 +3,13 @@
 import pytest
 
 from paddle_dp.proof import compare_sides
+from tests.house.recipes import small_recipe
 from tests.proof.several import run_sides
 
-RECIPE = """
-model: {use: mlp}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.05}
-strategy: {use: data_parallel}
-train: {length: 1 epoch, batch: 10}
-"""
+RECIPE = small_recipe(
+    "length: 1 epoch, batch: 10", optimizer="momentum", schedule="constant, learning_rate: 0.05",
+    strategy="data_parallel",
+)  # fmt: skip
 ORDER, CHANCE = "in another order", "in a second run of the same steps"
 DRAWS, BUFFER = "draws from Paddle's generator", "is updated by forward from each rank's own samples"
 SAID = {  # some of tests/proof/zoo/liars.py; the zoo has all of them

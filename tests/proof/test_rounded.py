@@ -12,18 +12,15 @@ from paddle_dp.exchange.roundings import Roundings, is_narrower, reduce_dtype_of
 from paddle_dp.proof import SideRunner, compare_sides
 from paddle_dp.proof.rehearsed import RehearsalComparison
 from paddle_dp.tensors import bytes_from, numbers_of
+from tests.house.recipes import small_recipe
 from tests.jobs import comparisons_in_forks, verdict_in_forks
 
-RECIPE = """
-model: {use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}
-dataset: {use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}
-loss: {use: cross_entropy}
-optimizer: {use: adamw, clip: 0.5}
-schedule: {use: constant, learning_rate: 3.0e-3}
-strategy: {use: hybrid, reduce_dtype: bfloat16}
-train: {length: 20 steps, batch: 8, micro_batches: 2, seed: 3}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 20 steps, batch: 8, micro_batches: 2, seed: 3", optimizer="adamw, clip: 0.5", callbacks="[]",
+    model="gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16",
+    dataset="random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10",
+    schedule="constant, learning_rate: 3.0e-3", strategy="hybrid, reduce_dtype: bfloat16",
+)  # fmt: skip
 TWO = {
     "data 2": "strategy.data=2",
     "sharding 2": "strategy.sharding=2",

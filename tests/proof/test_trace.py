@@ -10,16 +10,12 @@ from paddle_dp.proof.samples import first_samples
 from paddle_dp.proof.trace import DISK, MEMORY, check_fits
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train.callback import Progress
+from tests.house.recipes import small_recipe
 
-RECIPE = """
-model: {use: mlp, inputs: 2, hidden: [4], classes: 2}
-dataset: {use: stream_for_a_proof.Numbers}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: data_parallel}
-train: {length: 2 epochs, batch: 4}
-"""
+RECIPE = small_recipe(
+    "length: 2 epochs, batch: 4", model="mlp, inputs: 2, hidden: [4], classes: 2", strategy="data_parallel",
+    dataset="stream_for_a_proof.Numbers", schedule="constant, learning_rate: 0.1",
+)  # fmt: skip
 
 
 class Numbers:

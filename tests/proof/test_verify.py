@@ -20,24 +20,20 @@ from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
 from tests.house.command_service import command_line
 from tests.house.forked_commands import run_command
+from tests.house.recipes import small_recipe
 from tests.jobs import comparisons_in_forks, run_in_forks, verdict_in_forks
 from tests.proof.several import run_sides
 
-RECIPE = """
-model: {{use: convnet, classes: 10, widths: [8, 16], norm: {norm}}}
-dataset: {{use: digits, as_image: true}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: {optimizer}}}
-schedule: {{use: constant, learning_rate: {peak}}}
-strategy: {{use: data_parallel, sync_batch_norm: true}}
-train: {{length: 1 epoch, batch: 10}}
-"""
 FAULTS = "tests.proof.faults:"
 
 
 def recipe(folder: Path, norm: str = "batch", optimizer: str = "momentum", peak: float = 0.05) -> Path:
     found = folder / "case.yaml"
-    found.write_text(RECIPE.format(norm=norm, optimizer=optimizer, peak=peak))
+    found.write_text(small_recipe(
+        "length: 1 epoch, batch: 10", model=f"convnet, classes: 10, widths: [8, 16], norm: {norm}",
+        dataset="digits, as_image: true", optimizer=optimizer, schedule=f"constant, learning_rate: {peak}",
+        strategy="data_parallel, sync_batch_norm: true",
+    ))  # fmt: skip
     return found
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.eventually import eventually
 from tests.faults.slow_run import are_right, losses, newest, right_weights
-from tests.house.programs import ROOT
+from tests.house.programs import ROOT, run_python
 
 RECIPE = "tests/faults/slow.yaml"
 pytestmark = [
@@ -207,15 +207,11 @@ def test_a_sweep_on_two_machines_has_the_scores_of_one(tmp_path: Path) -> None:
         "none",
     ]
     words += ["--score", "acc1", "--jobs", "2", "--output-dir"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    environment = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
                    "RAY_raylet_start_wait_time_s": "200", "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
     trials = {}
     for name, command in (("here", ["-m", "paddle_dp", "sweep"]), ("ray", ["-c", SWEEP])):
-        done = subprocess.run(
-            [sys.executable, *command, *words, str(tmp_path / name)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run_python(*command, *words, tmp_path / name, folder=tmp_path, env=environment, timeout=500)
         lines = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
         trials[name] = sorted(line.rpartition(" (")[0] for line in lines if "acc1" in line)
         assert len(trials[name]) == 4, done.stdout + done.stderr

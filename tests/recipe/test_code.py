@@ -6,19 +6,15 @@ import pytest
 
 from paddle_dp.errors import RecipeError
 from paddle_dp.recipe import code, foreign_code, read_recipe
+from tests.house.recipes import small_recipe
 
-RECIPE = """
-model: {use: MODEL}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-schedule: {use: constant, learning_rate: 0.1}
-strategy: {use: single}
-train: {length: 1 epoch, batch: 10}
-"""
+RECIPE = small_recipe(
+    "length: 1 epoch, batch: 10", model="MODEL", schedule="constant, learning_rate: 0.1", strategy="single"
+)
 NET = """
 from paddle import nn
 import own_words_of_NAME
+from tests.house.recipes import small_recipe
 
 
 class Net(nn.Linear):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 from paddle_dp.errors import RecipeError
 from paddle_dp.recipe import Precision, read_recipe
 from paddle_dp.units import Duration, Every, Length
+from tests.house.programs import ROOT, run_python
 
 Write = Callable[..., Path]
 
@@ -161,8 +159,4 @@ def test_reading_a_recipe_imports_only_the_parts_it_names(write: Write) -> None:
     path = write()
     read = f"from paddle_dp.recipe import read_recipe; read_recipe({str(path)!r}, ['callbacks=[]'])"
     code = f"import sys; {read}; assert not sys.modules.keys() & {{'paddle', 'paddle_dp.optimizers.adamw'}}"
-    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{path.parent}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, env={"PYTHONPATH": f"{ROOT}:{path.parent}"}, timeout=60)
