@@ -8,25 +8,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 import time
 
 import pytest
 
 from paddle_dp.launch.command import Job
 from tests.faults.conftest import ROOT
+from tests.house.programs import run_python
+from tests.house.recipes import small_recipe
+from tests.house.runs import events
 from tests.jobs import run_in_one_fork
 
 CULPRIT = "the culprit's own words"
-RECIPE = """
-model: {use: mlp}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-train: {length: 60 steps, batch: 64}
-callbacks: [{use: metrics, every: 20 steps}, {use: checkpoint, every: 20 steps}%s]
-"""
+CALLBACKS = "[{use: metrics, every: 20 steps}, {use: checkpoint, every: 20 steps}%s]"
+RECIPE = small_recipe("length: 60 steps, batch: 64", optimizer="sgd", callbacks=CALLBACKS)
 KILLER = ", {use: tests.faults.killer.KillsRank1Once, step: 45, note: %s}"
 
 
@@ -90,11 +85,8 @@ def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, 
     words = rf"train {recipe} train.batch=48 --ranks 2 --output-dir {job.out} --resume"
     found = re.fullmatch(f"go on from step 40: paddle-dp ({words})", hint)
     assert found, hint
-    words = [sys.executable, "-m", "paddle_dp", *shlex.split(found[1])]
-    again = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
-    assert again.returncode == 0, again.stderr
-    rows = map(json.loads, (job.out / "metrics.jsonl").read_text().splitlines())
-    assert [row["step"] for row in rows if row["event"] == "step"] == [20, 40, 60]
+    run_python("-m", "paddle_dp", *shlex.split(found[1]), timeout=90)
+    assert [row["step"] for row in events(job.out, "step")] == [20, 40, 60]
 
 
 def test_where_nothing_was_saved_the_screen_says_so(tmp_path):

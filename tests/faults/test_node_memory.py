@@ -27,7 +27,7 @@ from tests.faults.lost import different, train
 from tests.faults.namespaces import ROOT, finish, kill_node
 from tests.faults.slow_run import losses
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.long
 TENSOR = "tests/faults/slow_hybrid.yaml"  # 120 steps of two ranks, each with half of every layer
 ZERO = [
     "strategy.tensor=1", "strategy.sharding=2", "strategy.sharding_stage=2", "optimizer.use=adamw",

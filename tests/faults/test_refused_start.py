@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch.command import Job
+from tests.house.recipes import small_recipe
 from tests.jobs import run_in_one_fork
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: adamw}
-train: {length: 2 steps, batch: 32}
-callbacks: [{use: evaluate}, {use: checkpoint}, {use: metrics}]
-"""
+RECIPE = small_recipe(
+    "length: 2 steps, batch: 32",
+    model="mlp, inputs: 64, hidden: [8], classes: 10",
+    callbacks="[{use: evaluate}, {use: checkpoint}, {use: metrics}]",
+)
 EMPTY = """
 class Nothing:
     def __init__(self, split): pass

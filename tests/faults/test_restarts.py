@@ -13,6 +13,7 @@ import pytest
 from paddle_dp.certificate.certificate import read
 from paddle_dp.proof.certified import folder_checks
 from tests.house.programs import run_python
+from tests.house.recipes import small_recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 RECIPE = "tests/faults/faulty.yaml"  # a checkpoint after every fourth of 16 steps
@@ -101,23 +102,19 @@ def test_a_mistake_and_a_request_to_stop_are_not_repeated(start):
         assert [path.name for path in each.out.glob("logs/*")] == ["attempt-001"]
 
 
-RECIPE_OF_DIGITS = """
-model: {{use: mlp, inputs: 64, hidden: [8], classes: 10}}
-dataset: {{use: digits}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-strategy: {{use: data_parallel}}
-train: {{length: 12 steps, batch: 32, seed: 0}}
-output_dir: {folder}
-callbacks:
-  - {{use: checkpoint, every: 4 steps}}
-  - {{use: tests.faults.killer.KillsRank1Once, step: {step}, note: {folder}.note}}
-"""
+def write(recipe: Path, folder: Path, step: int = 1) -> Path:
+    """Writes a recipe with a run in `folder`, of which a rank is killed once, in `step`."""
+    killer = f"{{use: tests.faults.killer.KillsRank1Once, step: {step}, note: {folder}.note}}"
+    recipe.write_text(small_recipe(
+        "length: 12 steps, batch: 32, seed: 0", model="mlp, inputs: 64, hidden: [8], classes: 10",
+        strategy="data_parallel", output_dir=str(folder),
+        callbacks=f"[{{use: checkpoint, every: 4 steps}}, {killer}]",
+    ))  # fmt: skip
+    return recipe
 
 
 def trained(folder: Path, *options: str, step: int = 6, line: str = "") -> dict[str, str]:
-    recipe = folder.with_suffix(".yaml")
-    recipe.write_text(RECIPE_OF_DIGITS.format(folder=folder, step=step))
+    recipe = write(folder.with_suffix(".yaml"), folder, step)
     done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options)
     assert line in done.stderr, done.stderr
     (last,) = folder.glob("checkpoints/*12")
@@ -153,8 +150,7 @@ def test_a_restart_from_memory_learns_the_same_and_the_certificate_knows_it(tmp_
 
 
 def test_without_restarts_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE_OF_DIGITS.format(folder=tmp_path / "run", step=1))
+    recipe = write(tmp_path / "recipe.yaml", tmp_path / "run")
     done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *IN_MEMORY, status=2)
     assert "callbacks.memory_checkpoint: it serves the restarts of a job" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -174,7 +170,6 @@ def names(process: Path, *words: str) -> bool:
      (["--restarts", "1", "--spares", "strategy={use: parameter_server, servers: 1}"], "servers and workers")],
 )  # fmt: skip
 def test_spares_are_refused_where_they_could_not_help(tmp_path: Path, options: list[str], words: str) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE_OF_DIGITS.format(folder=tmp_path / "run", step=1))
+    recipe = write(tmp_path / "recipe.yaml", tmp_path / "run")
     done = run_python("-m", "paddle_dp", "train", recipe, "--ranks", "2", *options, status=2)
     assert words in done.stderr

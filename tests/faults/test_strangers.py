@@ -51,7 +51,7 @@ JOBS = {
     "async_average": (SLOW, "use: async_average, staleness: 2"),
 }
 UNORDERED = ("parameter_server, async", "async_average")  # whose losses depend on who comes first
-pytestmark = [needs_another_user, pytest.mark.timeout(300)]
+pytestmark = needs_another_user
 
 
 def messages(seed: int) -> Iterator[bytes]:
