@@ -33,15 +33,9 @@ FOLDER = ROOT / "docs/coming-from"
 PAGES = sorted(page for page in FOLDER.glob("*.md") if not page.name.startswith("README"))
 ENGLISH = [page for page in PAGES if not page.name.endswith(".zh.md")]
 GROUPS = {
-    "train": Train,
-    "loader": LoaderSettings,
-    "watch": WatchSettings,
-    "guard": Guard,
-    "ema": Ema,
-    "mix": Mix,
-    "evaluation": EvaluationSettings,
-    "load": Load,
-}
+    "train": Train, "loader": LoaderSettings, "watch": WatchSettings, "guard": Guard, "ema": Ema, "mix": Mix,
+    "evaluation": EvaluationSettings, "load": Load,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -86,13 +86,8 @@ def test_the_map_shows_every_package() -> None:
     tree = (ROOT / "docs/map.md").read_text().split("```\npaddle_dp/")[1].split("## The layers")[0]
     shown = set(re.findall(r"\b([a-z_]+)/", tree)) - {"paddle_dp"}
     folders = {f.parent.name for f in ROOT.glob("paddle_dp/*/__init__.py")} | {
-        "models",
-        "configs",
-        "examples",
-        "tools",
-        "tests",
-        "docs",
-    }
+        "models", "configs", "examples", "tools", "tests", "docs",
+    }  # fmt: skip
     assert folders <= shown, f"docs/map.md does not show {folders - shown}"
     gone = {name for name in shown - {"faults", "decisions"} if name not in folders}
     assert not gone, f"docs/map.md shows folders that are not there: {gone}"

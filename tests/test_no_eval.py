@@ -12,16 +12,9 @@ from tools.syntax import nodes_of, parsed
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
 CALLS = (
-    "eval",
-    "exec",
-    "compile",
-    "paddle.load",
-    "paddle.jit.load",
-    "np.load",
-    "numpy.load",
-    "yaml.load",
+    "eval", "exec", "compile", "paddle.load", "paddle.jit.load", "np.load", "numpy.load", "yaml.load",
     "os.system",
-)
+)  # fmt: skip
 
 
 def breaches(text: str) -> list[str]:

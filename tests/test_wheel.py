@@ -9,15 +9,8 @@ import pytest
 from tests.house.programs import ROOT, run_python
 
 SOURCES = (
-    "MANIFEST.in",
-    "paddle_dp",
-    "models",
-    "configs",
-    "setup.py",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-)
+    "MANIFEST.in", "paddle_dp", "models", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE",
+)  # fmt: skip
 OWN = """
 import paddle.distributed as dist
 

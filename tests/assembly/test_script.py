@@ -208,14 +208,8 @@ def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -
     assert named == set(paddle_dp.__all__) - {"__version__"}
     keywords = inspect.signature(Trainer.of).parameters.values()
     assert {k.name for k in keywords} >= {
-        "model",
-        "loss",
-        "optimizer",
-        "train",
-        "batch",
-        "precision",
-        "resume",
-    }
+        "model", "loss", "optimizer", "train", "batch", "precision", "resume",
+    }  # fmt: skip
     assert all(k.kind is k.KEYWORD_ONLY and k.annotation is not k.empty for k in keywords)
 
 

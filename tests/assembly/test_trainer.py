@@ -63,23 +63,12 @@ def test_moments_in_order():
     diary = Diary("2 steps")
     assert trainer(diary).fit("2 epochs") == Progress(epoch=2, batch=0, step=6, samples=20)
     assert diary.lines == [
-        ("start", 0, 0, 0),
-        ("step", 0, 2, 2),
-        ("epoch", 1, 0, 3),
-        ("step", 1, 1, 4),
-        ("step", 1, 3, 6),
-        ("epoch", 2, 0, 6),
-        ("end", 2, 0, 6),
-    ]
+        ("start", 0, 0, 0), ("step", 0, 2, 2), ("epoch", 1, 0, 3), ("step", 1, 1, 4), ("step", 1, 3, 6),
+        ("epoch", 2, 0, 6), ("end", 2, 0, 6),
+    ]  # fmt: skip
     assert set(diary.numbers) >= {
-        "loss",
-        "acc1",
-        "lr",
-        "gradient_norm",
-        "samples_per_second",
-        "waiting",
-        "memory",
-    }
+        "loss", "acc1", "lr", "gradient_norm", "samples_per_second", "waiting", "memory",
+    }  # fmt: skip
     assert diary.numbers["lr"] == pytest.approx(0.1)
 
 

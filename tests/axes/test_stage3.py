@@ -163,12 +163,8 @@ def frozen_steps(prefetch: int) -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.clear_gradient(False)
     return {
-        "owners": owners,
-        "here": here,
-        "gradients": gradients,
-        "sent": bytes_of,
-        "most": zero.stage3.most,
-    }
+        "owners": owners, "here": here, "gradients": gradients, "sent": bytes_of, "most": zero.stage3.most,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

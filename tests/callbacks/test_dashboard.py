@@ -42,13 +42,9 @@ def started(run: Run, moment: Moment, **config: Any) -> Callback:
 
 
 NUMBERS = {
-    "loss": 1.5,
-    "lr": 0.1,
-    "acc1": 0.25,
-    "samples_per_second": 9.0,
-    "seconds_per_step": 1.0,
+    "loss": 1.5, "lr": 0.1, "acc1": 0.25, "samples_per_second": 9.0, "seconds_per_step": 1.0,
     "memory": 2.0**21,
-}
+}  # fmt: skip
 
 
 def test_a_step_is_a_point_on_every_curve(run: Run, at: At) -> None:

@@ -63,12 +63,8 @@ def test_the_file_holds_the_numbers_and_what_was_asked_for(run: Run, at: At, fou
     assert content["step"] == 8 and content["confusion"] == [[3, 1], [0, 4]]
     dark, light = content["per_class"]
     assert dark == {
-        "class": "dark",
-        "precision": 1.0,
-        "recall": 0.75,
-        "f1": pytest.approx(6 / 7),
-        "support": 4,
-    }
+        "class": "dark", "precision": 1.0, "recall": 0.75, "f1": pytest.approx(6 / 7), "support": 4,
+    }  # fmt: skip
     assert light["precision"] == 0.8 and light["recall"] == 1.0
     assert (run.folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 

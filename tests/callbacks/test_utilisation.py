@@ -21,19 +21,12 @@ from tests.callbacks.moments import At
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200 NVL", 835e12),
-        ("Tesla V100-PCIE-16GB", 112e12),
-        ("Tesla V100-SXM2-32GB", 125e12),
-        ("NVIDIA A10", 125e12),
-        ("NVIDIA A10G", None),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L4", 121e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12), ("Tesla V100-PCIE-16GB", 112e12), ("Tesla V100-SXM2-32GB", 125e12),
+        ("NVIDIA A10", 125e12), ("NVIDIA A10G", None), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12),
         ("Some GPU", None),
     ],
-)
+)  # fmt: skip
 def test_the_peak_of_a_device_is_known_by_its_whole_words(name: str, peak: float | None) -> None:
     assert peak_of(name) == peak
 

@@ -251,12 +251,8 @@ def layer_in_paddle_nlp(
         for number, each in enumerate("qkv")
     }
     names = {
-        "out": "self_attn.out_proj",
-        "up": "linear1",
-        "down": "linear2",
-        "norm1": "norm1",
-        "norm2": "norm2",
-    }
+        "out": "self_attn.out_proj", "up": "linear1", "down": "linear2", "norm1": "norm1", "norm2": "norm2",
+    }  # fmt: skip
     return found | {
         f"{theirs}.{name}.{word}": state[f"{ours}.{layer}.{word}"] for layer, name in names.items()
     }

@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 
 KINDS = {
-    "<f4": "FloatStorage",
-    "<f8": "DoubleStorage",
-    "<f2": "HalfStorage",
-    "<i8": "LongStorage",
+    "<f4": "FloatStorage", "<f8": "DoubleStorage", "<f2": "HalfStorage", "<i8": "LongStorage",
     "<u2": "BFloat16Storage",
-}
+}  # fmt: skip
 
 
 @dataclass

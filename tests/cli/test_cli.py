@@ -83,14 +83,10 @@ def test_a_folder_of_another_user_is_one_message_and_status_2(
 @pytest.mark.parametrize(
     "words",
     [
-        "trian",
-        "train",
-        "generate r --tokens -5",
-        "generate r --top-k 0",
-        "train a.yaml --rank 2",
+        "trian", "train", "generate r --tokens -5", "generate r --top-k 0", "train a.yaml --rank 2",
         "dashboard x --port y",
     ],
-)
+)  # fmt: skip
 def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert leave(*words.split()) == 2
     assert "Error" in capsys.readouterr().err
@@ -149,13 +145,8 @@ def test_help_is_quick_and_without_paddle() -> None:
     assert all(word in done.stdout for word in (*verbs, "--version"))
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported and not imported & {
-        "paddle",
-        "numpy",
-        "yaml",
-        "visualdl",
-        "matplotlib",
-        "psutil",
-    }
+        "paddle", "numpy", "yaml", "visualdl", "matplotlib", "psutil",
+    }  # fmt: skip
     assert len(imported) < 450, "about 350 when this was written"
 
 

@@ -173,18 +173,9 @@ def test_a_buffer_that_comes_apart_late_is_named():
 
 
 KINDS = [
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
+    "float32", "float64", "float16", "bfloat16", "bool", "int8", "int16", "int32", "int64", "uint8",
     "complex64",
-]
+]  # fmt: skip
 PLACED_BY = [
     {"use": "data_parallel"},
     {"use": "data_parallel", "exchange": "bucketed"},

@@ -13,12 +13,9 @@ from paddle_dp.datasets.chat import Config
 from paddle_dp.errors import InstallError, UsageError
 
 TURNS = [
-    ("system", "Be kind."),
-    ("user", "¿Qué?"),
-    ("assistant", "Nada 你好."),
-    ("user", "Ah"),
+    ("system", "Be kind."), ("user", "¿Qué?"), ("assistant", "Nada 你好."), ("user", "Ah"),
     ("assistant", "🎉!"),
-]
+]  # fmt: skip
 
 
 def messages(*turns):

@@ -65,13 +65,9 @@ def test_what_only_sounds_like_a_place_is_a_setting() -> None:
     same = {"rank_weight": 1.0, "direction": "up", "profile": 2, "place_cells": 3, "filename": "no path"}
     assert {name: settings_of(Own(**same))[name] for name in same} == same
     free = {
-        "local_rank": 3,
-        "data_path": "/a/b",
-        "device": "gpu:1",
-        "name": "linear_3.w_0",
-        "training": True,
+        "local_rank": 3, "data_path": "/a/b", "device": "gpu:1", "name": "linear_3.w_0", "training": True,
         "gpu_id": 1,
-    }
+    }  # fmt: skip
     assert settings_of(Own(**free)) == {"d": 8}
 
 

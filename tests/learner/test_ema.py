@@ -106,12 +106,8 @@ def test_without_averages_there_are_none_to_merge(tmp_path: Path) -> None:
 def test_a_script_has_averages_too(tmp_path: Path) -> None:
     data = [(np.full([6], i / 8, "float32"), np.int64(i % 3)) for i in range(8)]
     how: dict[str, Any] = {
-        "optimizer": "adamw",
-        "loss": "cross_entropy",
-        "train": data,
-        "batch": 4,
-        "callbacks": [],
-    }
+        "optimizer": "adamw", "loss": "cross_entropy", "train": data, "batch": 4, "callbacks": [],
+    }  # fmt: skip
     trainer = Trainer.of(model=nn.Linear(6, 3), length="1 steps", folder=tmp_path, ema={"decay": 0.5}, **how)
     before = trainer.learner.model.weight.numpy()
     trainer.fit()

@@ -138,13 +138,9 @@ def main(name: str, folder: Path) -> None:
     in_norm = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in compared)
     errors = [apart(outputs, truth), in_norm, max(apart(a, b) for a, b in compared)]
     seen = {
-        "inputs": inputs,
-        "targets": targets,
-        "outputs": outputs,
-        "truth": truth,
-        "loss": loss,
+        "inputs": inputs, "targets": targets, "outputs": outputs, "truth": truth, "loss": loss,
         "errors": errors,
-    }
+    }  # fmt: skip
     np.savez(folder / "seen.npz", **seen)
     np.savez(folder / "gradients.npz", **exact)
 

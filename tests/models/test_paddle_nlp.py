@@ -25,13 +25,9 @@ from tests.models.test_hugging_face import apart, apart_in_norm
 
 MAKER = Path(__file__).with_name("published_by_paddle.py")
 USES = {
-    "ernie": "bert",
-    "ernie relu": "bert",
-    "bert": "bert",
-    "gpt": "gpt",
-    "llama": "llama",
+    "ernie": "bert", "ernie relu": "bert", "bert": "bert", "gpt": "gpt", "llama": "llama",
     "ernie4_5": "llama",
-}
+}  # fmt: skip
 LIBRARIES = {name: "paddleformers" if name == "ernie4_5" else "paddlenlp" for name in USES}
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 

@@ -48,14 +48,9 @@ transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duratio
 hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
 """
 GROUPS = {
-    "train": Train,
-    "loader": LoaderSettings,
-    "guard": Guard,
-    "ema": Ema,
-    "mix": Mix,
-    "evaluation": EvaluationSettings,
-    "load": Load,
-}
+    "train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "mix": Mix,
+    "evaluation": EvaluationSettings, "load": Load,
+}  # fmt: skip
 
 
 def mistake(override: str) -> str:

@@ -12,12 +12,9 @@ from paddle_dp.part import read_part
 from paddle_dp.part.groups import Choice, ParameterGroup, choose, depth_scales, freeze, named_parameters
 
 NAMES = [
-    ("body.0.weight",),
-    ("body.0.bias",),
-    ("body.2.weight",),
-    ("body.2.bias",),
+    ("body.0.weight",), ("body.0.bias",), ("body.2.weight",), ("body.2.bias",),
     ("head.weight", "embed.weight"),
-]
+]  # fmt: skip
 
 
 def test_each_setting_comes_from_the_first_group_that_matches_and_has_it() -> None:

@@ -72,15 +72,10 @@ LOW, DOUBLE = Widths.for_states(2, low=True), Widths.for_states(2, double=True)
 @pytest.mark.parametrize(
     ("widths", "reduce_dtype", "gradient", "parameter"),
     [
-        (Widths(), None, 4, 4),
-        (Widths(), "bfloat16", 2, 4),
-        (Widths(), "float32", 4, 4),
-        (LOW, None, 2, 2),
-        (LOW, "bfloat16", 2, 2),
-        (LOW, "float32", 4, 2),
-        (DOUBLE, "bfloat16", 8, 8),
+        (Widths(), None, 4, 4), (Widths(), "bfloat16", 2, 4), (Widths(), "float32", 4, 4), (LOW, None, 2, 2),
+        (LOW, "bfloat16", 2, 2), (LOW, "float32", 4, 2), (DOUBLE, "bfloat16", 8, 8),
     ],
-)
+)  # fmt: skip
 def test_gradients_travel_in_the_dtype_that_is_asked_for(widths, reduce_dtype, gradient, parameter):
     """Parameters of ZeRO, and what two stages share, are not rounded."""
     numbers, head = 4800, 400

@@ -18,14 +18,9 @@ def row(own: dict[str, float], waits: Any = (), host: str = "a", **more: Any) ->
         "sends": more.pop("sends", []), "transfers": more.pop("transfers", []),
     }  # fmt: skip
     rest = {
-        "zero": 0.0,
-        "seconds": 20.0,
-        "steps": 2,
-        "alone": 0.0,
-        "bare": None,
-        "busy": 0.0,
+        "zero": 0.0, "seconds": 20.0, "steps": 2, "alone": 0.0, "bare": None, "busy": 0.0,
         "workers_busy": 0.0,
-    }
+    }  # fmt: skip
     return {"host": host, "tape": tape, **rest, **more}
 
 

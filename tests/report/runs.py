@@ -11,12 +11,9 @@ RECIPE = "name: digits\nmodel: {use: mlp, width: 64}\ndataset: {use: digits}\ntr
 
 def line(event: str, step: int, **fields: Any) -> dict[str, Any]:
     common = {
-        "epoch": step // 10,
-        "step": step,
-        "samples": 64 * step,
-        "time": 1000.0 + step,
+        "epoch": step // 10, "step": step, "samples": 64 * step, "time": 1000.0 + step,
         "seconds": float(step),
-    }
+    }  # fmt: skip
     return {"event": event, **common, **fields}
 
 

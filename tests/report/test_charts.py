@@ -61,12 +61,8 @@ def test_ticks_are_round() -> None:
     assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
     assert ticks(0.93, 1.0) == pytest.approx([0.94, 0.96, 0.98, 1.0])
     assert [short_number(n) for n in (0.25, 1200, 12_000, 3_400_000, 0.00001)] == [
-        "0.25",
-        "1200",
-        "12k",
-        "3.4M",
-        "1e-05",
-    ]
+        "0.25", "1200", "12k", "3.4M", "1e-05",
+    ]  # fmt: skip
 
 
 def test_labels_are_escaped_and_a_chart_without_points_is_none() -> None:

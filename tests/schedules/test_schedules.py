@@ -71,13 +71,9 @@ def test_one_cycle_is_paddles(shape: str, paddles: str, steps: int) -> None:
     from paddle.optimizer.lr import OneCycleLR
 
     theirs = OneCycleLR(
-        0.5,
-        total_steps=steps,
-        divide_factor=20,
-        end_learning_rate=0.005,
-        phase_pct=0.3,
+        0.5, total_steps=steps, divide_factor=20, end_learning_rate=0.005, phase_pct=0.3,
         anneal_strategy=paddles,
-    )
+    )  # fmt: skip
     config = one_cycle.Config(learning_rate=0.5, start=0.05, floor=0.01, shape=shape)
     ours = rates(config, steps=steps)
     assert ours == pytest.approx(walk(theirs, steps))
@@ -210,26 +206,8 @@ def plateau_schedule(**settings: Any) -> Any:
 
 
 SCORES = [
-    3.0,
-    2.0,
-    2.5,
-    1.9999,
-    1.99,
-    2.2,
-    2.2,
-    2.2,
-    1.0,
-    1.1,
-    1.2,
-    0.99999,
-    1.3,
-    1.2,
-    1.1,
-    1.1,
-    1.1,
-    1.1,
-    1.05,
-]
+    3.0, 2.0, 2.5, 1.9999, 1.99, 2.2, 2.2, 2.2, 1.0, 1.1, 1.2, 0.99999, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1, 1.05,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -76,14 +76,8 @@ def test_what_the_compiler_says_is_told() -> None:
 @pytest.mark.processes
 def test_without_a_compiler_its_tests_are_skipped_with_the_sentence() -> None:
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "tests/sim/test_operations.py",
-    ]
+        sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "tests/sim/test_operations.py",
+    ]  # fmt: skip
     without = {**os.environ, "CXX": "c++-of-nobody"}
     done = subprocess.run(command, cwd=build.SOURCES.parents[2], env=without, capture_output=True, text=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout

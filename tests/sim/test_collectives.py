@@ -190,12 +190,8 @@ def unwaited(size: int, bandwidth: float) -> dict[str, Any]:
     task.wait()
     late = x[-1].item()
     return {
-        "issued": issued,
-        "done": done,
-        "early": early,
-        "late": late,
-        "whole": time.perf_counter() - begun,
-    }
+        "issued": issued, "done": done, "early": early, "late": late, "whole": time.perf_counter() - begun,
+    }  # fmt: skip
 
 
 def timed(path: str) -> None:

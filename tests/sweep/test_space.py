@@ -21,14 +21,10 @@ def test_a_list_has_choices_in_yaml() -> None:
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("k=int(2, 8, 3)", ("2", "5", "8")),
-        ("k=int(-1,1)", ("-1", "0", "1")),
-        ("k=[0.1]", ("0.1",)),
-        ("k=uniform(0, 1)", None),
-        ("k=loguniform(1e-4,.1)", None),
-        ("k=int(0, 1000000)", None),
+        ("k=int(2, 8, 3)", ("2", "5", "8")), ("k=int(-1,1)", ("-1", "0", "1")), ("k=[0.1]", ("0.1",)),
+        ("k=uniform(0, 1)", None), ("k=loguniform(1e-4,.1)", None), ("k=int(0, 1000000)", None),
     ],
-)
+)  # fmt: skip
 def test_some_axes_can_be_counted(text: str, values: tuple[str, ...] | None) -> None:
     assert axis(text).values == values
     assert combinations([axis(text)]) == (values and len(values))

@@ -190,12 +190,8 @@ def test_a_pause_lets_a_burst_pass_and_a_message_has_its_latency() -> None:
     assert ends(Link(rate=1.0, costs=costs), [50.0, 50.0]) == pytest.approx(101.0)
     link = Link(rate=1.0, costs={"send": [Cost(pause=1.0, start=2.0), Cost(pause=3.0, start=6.0, byte=1.0)]})
     assert [link.cost("send", pause, 2).start for pause in (0.5, 1.0, 2.0, 3.0, 9.0)] == [
-        2.0,
-        2.0,
-        4.0,
-        6.0,
-        6.0,
-    ]
+        2.0, 2.0, 4.0, 6.0, 6.0,
+    ]  # fmt: skip
     assert link.cost("send", 2.0, 2).byte == 0.5 and link.cost("all_reduce", 2.0, 2) == Cost()
 
 

@@ -112,13 +112,8 @@ def test_a_pronoun_is_a_whole_name_in_the_share() -> None:
         *identifiers(ast.parse("def f(place, *, own=1): return g(found=_where.one, _of_all=place_count)"))
     ]
     assert {name for name in uses if is_pronoun(name)} == {
-        "place",
-        "own",
-        "found",
-        "one",
-        "_where",
-        "_of_all",
-    }
+        "place", "own", "found", "one", "_where", "_of_all",
+    }  # fmt: skip
 
 
 def test_a_local_is_declared_when_it_lives_long() -> None:

@@ -22,17 +22,11 @@ needs_root = pytest.mark.skipif(
 )
 FAST, SLOW = (
     Row(
-        layout="data 2",
-        nodes=2,
-        link=link,
-        ms=ms,
-        bound_ms=bound,
-        exposed_ms=2 * ms,
-        mb=25.3,
+        layout="data 2", nodes=2, link=link, ms=ms, bound_ms=bound, exposed_ms=2 * ms, mb=25.3,
         formula_mb=25.26,
     )
     for link, ms, bound in (("20 Gbit/s", 90.0, 60.0), ("1 Gbit/s", 330.0, 220.0))
-)
+)  # fmt: skip
 
 
 def test_a_line_of_the_table_has_every_link_and_its_bound() -> None:

@@ -56,13 +56,10 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
-        ("64", [64]),
-        ("1..8", [1, 2, 4, 8]),
-        ("3..20", [3, 6, 12, 20]),
-        ("8,12, 8", [8, 12]),
+        ("64", [64]), ("1..8", [1, 2, 4, 8]), ("3..20", [3, 6, 12, 20]), ("8,12, 8", [8, 12]),
         ("1..2,6", [1, 2, 6]),
     ],
-)
+)  # fmt: skip
 def test_numbers_of_cards(text: str, numbers: list[int]) -> None:
     assert rank_numbers(text) == numbers
 

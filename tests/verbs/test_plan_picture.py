@@ -80,16 +80,10 @@ def test_a_picture_in_no_folder_is_refused_before_a_recipe_is_written(
     with pytest.raises(SystemExit) as end:
         main(
             [
-                "plan",
-                str(RECIPE),
-                "--ranks",
-                "8",
-                "--png",
-                str(tmp_path / name),
-                "--write",
+                "plan", str(RECIPE), "--ranks", "8", "--png", str(tmp_path / name), "--write",
                 str(tmp_path / "new"),
             ]
-        )
+        )  # fmt: skip
     assert (
         end.value.code == 2
         and "give the name of a .png file in a folder that exists" in capsys.readouterr().err

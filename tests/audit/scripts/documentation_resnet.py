@@ -29,12 +29,9 @@ def train():
         learning_rate=0.01, weight_decay=paddle.regularizer.L2Decay(1e-4), parameters=model.parameters()
     )
     loader = DataLoader(
-        RandomDataset(batches * batch_size),
-        batch_size=batch_size,
-        shuffle=True,
-        drop_last=True,
+        RandomDataset(batches * batch_size), batch_size=batch_size, shuffle=True, drop_last=True,
         num_workers=0,
-    )
+    )  # fmt: skip
     for epoch in range(epochs):
         model.train()
         for batch_id, (image, label) in enumerate(loader()):

@@ -18,15 +18,8 @@ from tests.ranks import run_ranks
 
 SHAPE = {"vocab": 32, "width": 32, "depth": 3, "heads": 4, "length": 16, "dropout": 0.3}
 IMAGE = {
-    "image": 8,
-    "patch": 2,
-    "channels": 1,
-    "classes": 5,
-    "width": 32,
-    "depth": 3,
-    "heads": 4,
-    "dropout": 0.3,
-}
+    "image": 8, "patch": 2, "channels": 1, "classes": 5, "width": 32, "depth": 3, "heads": 4, "dropout": 0.3,
+}  # fmt: skip
 MODELS = {
     "everywhere": dropping,
     "gpt": lambda: gpt.Config(**SHAPE).build(),

@@ -33,16 +33,8 @@ def table(rows: Sequence[Row], reviewed: Reviewed) -> str:
     """Markdown: a line for each recipe, and one for all."""
     names = [name for name in RECIPES if any(row.recipe == name for row in rows)]
     head = [
-        "recipe",
-        "drawn",
-        "in shared lines",
-        "DIFFERENT",
-        "crash",
-        "hang",
-        "other",
-        "--rehearse",
-        *CLASSES,
-    ]
+        "recipe", "drawn", "in shared lines", "DIFFERENT", "crash", "hang", "other", "--rehearse", *CLASSES,
+    ]  # fmt: skip
     head += ["unread", "bits differ, SAME"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in [*names, "all"]:
