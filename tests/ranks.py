@@ -32,9 +32,10 @@ if __name__ == "__main__":  # the launcher runs this file: its folder must not h
 
 from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
+from tests.house.training import untried  # noqa: E402
 from tests.rank_pool import DEVICE, rank_pool  # noqa: E402
 
-# Set in a rank with an accelerator: its recipe is not tried in a process that sees none (assembly/sample_trial.py).
+# Set in a rank with an accelerator: its recipe is `untried`, for which a process that sees none would start.
 UNTRIED = "RANKS_UNTRIED"
 
 
@@ -150,12 +151,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a result must be JSON; {type(value).__name__} is not")
 
 
-def _leave_untried() -> None:
-    from paddle_dp.assembly import sample_trial
-
-    vars(sample_trial)["in_process"] = lambda *_: {}
-
-
 def work(function: str, folder: Path) -> None:
     """In a rank: calls the function, and leaves its result or its traceback in `folder` under a final name."""
     rank = os.environ.get("PADDLE_TRAINER_ID", "0")
@@ -164,7 +159,7 @@ def work(function: str, folder: Path) -> None:
         module, _, name = function.partition(":")
         args, kwargs = json.loads((folder / "args.json").read_text())
         if UNTRIED in os.environ and DEVICE in os.environ:
-            _leave_untried()
+            untried()
         result = getattr(importlib.import_module(module), name)(*args, **kwargs)
         partial.write_text(json.dumps(result, default=_plain))
         name = f"result.{rank}.json"
