@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer, recorded
 from tests.ranks import run_ranks
 
-CONVNET = """
-model: {use: convnet, norm: batch}
-dataset: {use: digits, as_image: true}
-loss: {use: cross_entropy}
-optimizer: {use: momentum}
-schedule: {use: constant, learning_rate: 0.05}
-train: {length: 3 steps, batch: 30, seed: 3, precision: {dtype: bfloat16, level: O2}}
-strategy: {use: data_parallel}
-callbacks: []
-"""
+CONVNET = small_recipe(
+    "length: 3 steps, batch: 30, seed: 3, precision: {dtype: bfloat16, level: O2}", callbacks="[]",
+    model="convnet, norm: batch", dataset="digits, as_image: true", optimizer="momentum",
+    schedule="constant, learning_rate: 0.05", strategy="data_parallel",
+)  # fmt: skip
 
 
 def learn(folder: str) -> dict[str, Any]:

@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer, settle
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {{use: gpt, vocab: 64, width: {width}, depth: 6, heads: 4, length: 32}}
-dataset: {{use: random_tokens, vocab: 64, length: 32, samples: {samples}}}
-loss: {{use: cross_entropy}}
-optimizer: {{use: adamw}}
-schedule: {{use: constant, learning_rate: 1.0e-3}}
-strategy: {{use: hybrid}}
-train: {{length: 3 steps, batch: {batch}}}
-callbacks: []
-"""
+
+def recipe_of(width: int, batch: int, samples: int) -> str:
+    return small_recipe(
+        f"length: 3 steps, batch: {batch}", schedule="constant, learning_rate: 1.0e-3", strategy="hybrid",
+        model=f"gpt, vocab: 64, width: {width}, depth: 6, heads: 4, length: 32", callbacks="[]",
+        dataset=f"random_tokens, vocab: 64, length: 32, samples: {samples}",
+    )  # fmt: skip
 
 
 def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> dict[str, float]:
@@ -31,7 +29,7 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
 
     from paddle_dp.train.steps import StepDriver, TrainStep
 
-    recipe = RECIPE.format(width=width, batch=batch, samples=3 * batch)
+    recipe = recipe_of(width, batch, 3 * batch)
     trainer = build_trainer(recipe, folder, f"strategy={words}")
     # Steps alone: the trial forwards before and after a training need memory of their own.
     driver = StepDriver(trainer, [])
@@ -88,7 +86,7 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     from paddle_dp.part import lazily
     from paddle_dp.verbs.forecast import activations, layout_of, sizes_of
 
-    recipe = RECIPE.format(width=320, batch=4, samples=48)
+    recipe = recipe_of(320, 4, 48)
     trainer = build_trainer(recipe, folder, f"strategy={words}")
     mesh, settings = trainer.mesh, trainer.run.recipe
     with lazily():

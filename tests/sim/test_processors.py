@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import ProcessorError
+from tests.house.recipes import small_recipe
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
-dataset: {use: digits}
-loss: {use: cross_entropy}
-optimizer: {use: sgd}
-train: {length: 6 steps, batch: 12}
-guard: {recompute: every 2 steps}
-callbacks: []
-"""
+RECIPE = small_recipe(
+    "length: 6 steps, batch: 12", model="mlp, inputs: 64, hidden: [16], classes: 10", optimizer="sgd",
+    guard="{recompute: every 2 steps}", callbacks="[]",
+)  # fmt: skip
 
 
 def train(folder: str, faults: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.checks.samplewise import Findings
+from tests.house.recipes import small_recipe
 from tests.house.runs import events
 from tests.house.training import build_trainer
 from tests.ranks import run_ranks
@@ -19,14 +20,9 @@ from tests.test_configs import RECIPES, SMALLER, ranks_of, train
 # Those over files that nobody has here, those whose models take minutes on the host's processor, and one whose numbers
 # depend on time.
 ELSEWHERE = (
-    "digits_async_average",
-    "gpt_345m",
-    "gpt_1_3b",
-    "gpt_6_7b",
-    "llama_7b",
-    "resnet50_imagenet",
+    "digits_async_average", "gpt_345m", "gpt_1_3b", "gpt_6_7b", "llama_7b", "resnet50_imagenet",
     "resnet50_flowers102",
-)
+)  # fmt: skip
 HERE = [path for path in RECIPES if path.stem not in ELSEWHERE]
 TEXTS = ["train.batch=8", "model.width=32"]
 
@@ -63,15 +59,10 @@ def test_a_recipe_learns_on_the_device_what_it_learns_on_the_cpu(
     np.testing.assert_allclose(there, here, rtol=1e-5)
 
 
-COMPARES = """
-model: {use: mlp}
-dataset: {use: digits}
-loss: {use: tests.checks.test_samplewise.contrastive}
-optimizer: {use: sgd}
-strategy: {use: data_parallel}
-train: {length: 2 steps, batch: 30}
-callbacks: []
-"""
+COMPARES = small_recipe(
+    "length: 2 steps, batch: 30", loss="tests.checks.test_samplewise.contrastive", optimizer="sgd",
+    strategy="data_parallel", callbacks="[]",
+)  # fmt: skip
 
 
 LOW = ("strategy.pipeline=2", "train.precision={dtype: bfloat16, level: O2}")

@@ -14,19 +14,16 @@ import pytest
 from safetensors import safe_open
 
 from paddle_dp import checkpoint
+from tests.house.recipes import small_recipe
 from tests.house.runs import events
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {use: gpt, vocab: 256, width: 32, depth: 2, heads: 4, length: 16, dropout: 0.1}
-dataset: {use: text_files, path: TEXT, length: 16, held_out: 0.3}
-loss: {use: cross_entropy}
-optimizer: {use: adamw, clip: 0.5}
-schedule: {use: constant, learning_rate: 3.0e-3}
-strategy: {use: hybrid}
-train: {length: 4 steps, batch: 8, micro_batches: 2, seed: 3}
-callbacks: [{use: evaluate, every: 4 steps}, {use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]
-"""
+RECIPE = small_recipe(
+    "length: 4 steps, batch: 8, micro_batches: 2, seed: 3", optimizer="adamw, clip: 0.5", strategy="hybrid",
+    model="gpt, vocab: 256, width: 32, depth: 2, heads: 4, length: 16, dropout: 0.1",
+    dataset="text_files, path: TEXT, length: 16, held_out: 0.3", schedule="constant, learning_rate: 3.0e-3",
+    callbacks="[{use: evaluate, every: 4 steps}, {use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]",
+)  # fmt: skip
 ALONE = "strategy={use: single}"
 WRITING = {"prompt": "def ", "tokens": 12, "temperature": 0.0, "top_k": None, "seed": 0}
 DRAWING = {**WRITING, "temperature": 1.0, "top_k": 40}
