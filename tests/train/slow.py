@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ def is_here(rank: int) -> bool:
     return rank in (-1, int(os.environ.get("PADDLE_TRAINER_ID", "0")))
 
 
-class Samples:
-    """480 samples of 64 numbers."""
+class Dataset:
+    """480 samples of 64 numbers, each of which takes long where `where` is data."""
 
-    def __init__(self, seconds: float):
-        self.seconds = seconds
+    def __init__(self, split: str, rank: int, where: str):
+        self.seconds = SECONDS / 6 if where == "data" and is_here(rank) else 0.0
 
     def __len__(self) -> int:
         return 480
@@ -32,41 +31,21 @@ class Samples:
         return np.full([64], index / 480, "float32"), np.array(index % 10)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Of which each sample takes long where `where` is data."""
-
-    rank: int
-    where: str
-
-    def build(self, split: str) -> Samples:
-        return Samples(SECONDS / 6 if self.where == "data" and is_here(self.rank) else 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slow:
+class Slow(Callback):
     """Makes the forward or the update take long."""
 
-    rank: int
-    where: str
-
-    def build(self, run: Run) -> Callback:
-        return _Slow(self)
-
-
-class _Slow(Callback):
     reads = False
 
-    def __init__(self, config: Slow):
-        self.config = config
+    def __init__(self, run: Run, rank: int, where: str):
+        self.rank, self.where = rank, where
 
     def start(self, moment: Moment) -> None:
         learner: Any = moment.trainer.learner
-        if not is_here(self.config.rank):
+        if not is_here(self.rank):
             return
-        if self.config.where == "forward":
+        if self.where == "forward":
             for layer in learner.model.sublayers()[:1]:
                 layer.register_forward_pre_hook(lambda *_: time.sleep(SECONDS))
-        if self.config.where == "update":
+        if self.where == "update":
             step = learner.update
             learner.update = lambda: (time.sleep(SECONDS), step())[1]
