@@ -20,16 +20,25 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from paddle_dp.batch import leaves
-from paddle_dp.data.arrays import describe
+from paddle_dp.data.arrays import describe, rows_of
 from paddle_dp.data.collate import neighbour_dependence
 from paddle_dp.data.randomness import restoring_globals
-from paddle_dp.data.sample import Dataset, file_names, is_stacked, read_samples, uncollated_samples
+from paddle_dp.data.sample import (
+    Dataset,
+    file_names,
+    is_stacked,
+    read_samples,
+    read_seeded,
+    take,
+    uncollated_samples,
+)
 from paddle_dp.data.sampler import EpochOrders, Ordered
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError, UsageError
 
 COLLATING = "collating"
+FAULT = "fault"  # why ranks cannot share the samples
 ORDER = "order of epoch 0"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
@@ -105,7 +114,7 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
     drawn, texts = _stated_order(dataset, seed)
     groups = in_order if isinstance(dataset, Stream) else order
     texts |= _walk(_drawn(groups, drawn), "samples", lambda which: _samples(dataset, seed, which), seconds)
-    texts |= _collating(dataset, seed)
+    texts |= _collating(dataset, seed) | _fault(dataset, seed)
     file_of = file_names(dataset)
     if file_of is not None:
         root = _folder(file_of, _drawn(order, drawn))
@@ -149,6 +158,53 @@ def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
             return {COLLATING: dependence or "of single samples"}
     except DataError as error:
         return {COLLATING: f"{UNREAD}: {error}"}
+
+
+def _fault(dataset: Dataset, seed: int) -> dict[str, str]:
+    """{FAULT: a sentence} if another read changes the arrays of the first sample, or if they depend on the other
+    samples of a `take`; else {}."""
+    if len(dataset) < 2:
+        return {}
+    stacked, other = is_stacked(dataset), 1 if isinstance(dataset, Stream) else len(dataset) - 1
+    try:
+        with restoring_globals():
+            if stacked:
+                first = take(dataset, np.array([0]))
+                before, both = _copies(first), take(dataset, np.array([other, 0]))
+            else:
+                first = both = read_seeded(dataset, seed, 0, 0)
+                before = _copies(first)
+                read_seeded(dataset, seed, 0, other)
+            if isinstance(dataset, Stream):
+                dataset.forget()
+    except DataError:
+        return {}  # the reader raises it
+    if not _close(before, leaves(first)):
+        return {FAULT: _REUSED}
+    return {FAULT: _MIXED} if stacked and not _close(before, leaves(rows_of(both, slice(1, 2)))) else {}
+
+
+_REUSED = (
+    "reading a sample changes the arrays of the one that was read before, so a batch would hold one sample several "
+    "times: return a copy (array.copy()), not the same array each time"
+)
+_MIXED = (
+    "the result of take for a sample depends on the other indices. A rank reads only its share of a batch, so that "
+    "would be another batch on another number of ranks: let take give the rows that the data set gives one by one"
+)
+
+
+def _copies(data: Any) -> list[Any]:
+    return [np.array(leaf) for leaf in leaves(data)]
+
+
+def _close(first: list[Any], other: list[Any]) -> bool:
+    """Whether arrays are equal, but for rounding."""
+    return all(
+        a.tobytes() == b.tobytes()
+        or (a.dtype.kind in "fc" and a.shape == b.shape and np.allclose(a, b, 1e-3, 1e-5, equal_nan=True))
+        for a, b in zip(first, map(np.asarray, other), strict=True)
+    )
 
 
 def _walk(

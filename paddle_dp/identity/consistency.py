@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paddle.optimizer import Optimizer
 
 from paddle_dp.data.collate import NEIGHBOUR_DEPENDENCE
-from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
+from paddle_dp.data.fingerprint import COLLATING, FAULT, RANDOM, UNREAD, fingerprint
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.facts import Facts, TrainingSettings, are_same, packages, setup_facts, shown
@@ -113,8 +113,10 @@ def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) 
 
 
 def _refuse_dependence(fingerprints: Iterable[Mapping[str, str]], data_name: str) -> None:
-    """Raises UsageError if a sample depends on the others of its batch."""
+    """Raises UsageError if a sample depends on the others of its batch, or on later reads."""
     for table in fingerprints:
+        if FAULT in table:
+            raise UsageError(f"{data_name}: {table[FAULT]}.")
         if (dependence := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
             raise UsageError(f"{data_name}: {dependence}")
 

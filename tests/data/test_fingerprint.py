@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.data.fingerprint import RANDOM, SECONDS, common, fingerprint, order
+from paddle_dp.data.fingerprint import FAULT, RANDOM, SECONDS, common, fingerprint, order
 from tests.house import datasets as house
 
 
@@ -162,6 +162,49 @@ def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
     found = fingerprint(Seeded(), 0)
     assert RANDOM not in found.values() and len(found) > 4
     assert found == fingerprint(Seeded(), 0, in_fork=True) != fingerprint(Seeded(), 1)
+
+
+class Reused(Points):
+    """Each sample is written into one array, which is given every time."""
+
+    memory = np.zeros(6, "float32")
+
+    def __getitem__(self, index: int) -> Any:
+        self.memory[:] = self.inputs[index]
+        return self.memory, index % 4
+
+
+class ReusedRows(Taken):
+    memory = np.zeros([24, 6], "float32")
+
+    def take(self, indices: Any) -> Any:
+        self.memory[: len(indices)] = self.inputs[indices]
+        return self.memory[: len(indices)], indices % 4
+
+
+class Centred(Taken):
+    """The rows of a `take` are centred together."""
+
+    def take(self, indices: Any) -> Any:
+        return self.inputs[indices] - self.inputs[indices].mean(0), indices % 4
+
+
+class Rounded(Taken):
+    """The last digits of a row depend on the number of rows, as those of a product may."""
+
+    def take(self, indices: Any) -> Any:
+        return self.inputs[indices] * np.float32(1 + 1e-7 * len(indices)), indices % 4
+
+
+@pytest.mark.parametrize(
+    "kind, fault",
+    [
+        (Points, ""), (Taken, ""), (Rounded, ""), (Reused, "return a copy"), (ReusedRows, "return a copy"),
+        (Centred, "depends on the other indices"),
+    ],
+)  # fmt: skip
+def test_samples_that_other_reads_change_are_a_fault(kind: Callable[..., Points], fault: str) -> None:
+    assert fault in fingerprint(kind(), 0).get(FAULT, "") and (FAULT in fingerprint(kind(), 0)) == bool(fault)
 
 
 def test_reading_leaves_the_generators_as_they_were() -> None:
