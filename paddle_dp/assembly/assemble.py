@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -54,6 +55,7 @@ _LATER = (
     "it, so gradients differ: keep it in a buffer (register_buffer), of which each forward has a copy, or set "
     "train.micro_batches=1"
 )
+_TRIALS = count()  # a script may make several trainers, and an attempt makes them in the same order
 _LARGE = 1e9  # bytes of weights from which it matters that each rank builds them all
 _FULL_MODEL_NOTICE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
@@ -245,7 +247,7 @@ class TrainerBuilder:
             return run()
         sums = [checksum(array.numpy().tobytes()) for array in leaves([first.inputs, first.targets])]
         return sample_trial.once_a_job(
-            [self._identity, self.mesh.axes.as_dict(), sums, divided, chained], run
+            [self._identity, self.mesh.axes.as_dict(), sums, divided, chained, next(_TRIALS)], run
         )
 
     def _placed(self, task: Task) -> Learner:

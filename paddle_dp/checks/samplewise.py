@@ -22,7 +22,17 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
-from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, state_of, untried
+from paddle_dp.checks.model_mixing import (
+    CLOSE,
+    UNTRIED,
+    Sentences,
+    answers,
+    has_gradient_hooks,
+    mixing,
+    rows,
+    state_of,
+    untried,
+)
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
 from paddle_dp.core.consistency import digests
@@ -152,7 +162,8 @@ class _Trial:
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
         self._run_trial = run_trial
         inputs_and_targets = self.first.inputs, self.first.targets
-        self._state = state_of(learner.model, inputs_and_targets, is_package_loss(self.loss))
+        is_known = is_package_loss(self.loss) and not has_gradient_hooks(learner.model)
+        self._state = state_of(learner.model, inputs_and_targets, is_known)
         self._batch = Batch((), first.samples, 0, 0)
         half = first.samples // 2
         self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]
@@ -195,6 +206,11 @@ class _Trial:
         except Exception:  # noqa: BLE001 - not possible here; a later call reports any error
             return []
         self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
+        if full["stated"] is not None and abs(full["stated"] - full["counts"][0]) > _SAME * full["counts"][0]:
+            raise LossError(
+                f"the loss {self.loss.name} returns a count of {full['counts'][0]:g}, and its count(targets) is "
+                f"{full['stated']:g}, by which the sum over all ranks would be divided: both must be the same number."
+            )
         if full["drew"]:
             return []
         first, *repeats = full["totals"]
@@ -207,6 +223,7 @@ class _Trial:
             )
         sums = [chunk["totals"][0] for chunk in halves]
         if abs(first - sum(sums)) <= CLOSE * max(sum(map(abs, sums)), abs(first)):
+            self._refuse_scores(full["scores"], [chunk["scores"] for chunk in halves])
             return []
         return [
             f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
@@ -234,8 +251,11 @@ class _Trial:
             start = chunk.places[0] - first.first if chunk.places is not None else 0
             outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
             called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
+            scores, is_stated = self.loss.scores(outputs, chunk.targets), self.loss.counted == "targets"
             return {
                 "totals": [number(total) for total, _ in called], "counts": [number(count) for _, count in called],
+                "scores": {name: number(value) for name, value in scores.items()},
+                "stated": number(self.loss.count(chunk.targets)) if is_stated else None,
                 "drew": _drawn(scope) != before, "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
             }  # fmt: skip
 
@@ -258,6 +278,18 @@ class _Trial:
             f"{chunk_counts[0]:g} and {chunk_counts[1]:g} for {self._shares}: "
             f"on another number of ranks, or of micro-batches, it would be another loss. {hint}"
         )
+
+    def _refuse_scores(self, full: dict[str, float], chunks: list[dict[str, float]]) -> None:
+        """Raises LossError for a score that is no sum over samples: it is added up over ranks and micro-batches."""
+        close = max(CLOSE, _tolerance(self.learner.mixed))
+        for name, value in full.items():
+            parts = [chunk.get(name, 0.0) for chunk in chunks]
+            if abs(value - sum(parts)) > close * max(abs(value), sum(map(abs, parts))):
+                raise LossError(
+                    f"the score {name} of the loss {self.loss.name} is {value:g} for {self.first.samples} samples "
+                    f"together, and {parts[0]:g} and {parts[1]:g} for {self._shares}: a score is a sum, which the "
+                    "count divides. Return .sum(), not .mean(); any other number is a metric (docs/metrics.md)."
+                )
 
     def compare_halves(self) -> Sentences:
         """Sentences if the losses, or gradients, of two halves with separate forwards do not add up; and about failed

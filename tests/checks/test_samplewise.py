@@ -222,6 +222,26 @@ class Late:
         return losses * (1 + self.total)
 
 
+class Stated:
+    """Divides by another count than it returns."""
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return F.cross_entropy(outputs, targets, reduction="sum"), len(outputs)
+
+    def count(self, targets: paddle.Tensor) -> int:
+        return 1
+
+
+class Scored:
+    """A score that is a mean."""
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return {"right": (outputs[:, 0] > -9).astype("float32").mean()}
+
+
 def task(loss: Any, model: nn.Layer | None = None, **more: Any) -> Task:
     model = model or network()
     trained = [p for p in model.parameters() if not p.stop_gradient]
@@ -263,6 +283,8 @@ def cross_entropy() -> nn.Layer:
         ),
         (Centre(), "Centre gives .* and then .* for the same outputs and targets: it remembers"),
         (Late(), "Late gives .* and then .* for the same outputs and targets: it remembers"),
+        (Stated(), r"Stated returns a count of 8, and its count\(targets\) is 1, by which"),
+        (Scored(), r"score right of the loss Scored is .* for 8 samples together, .*\.sum\(\), not"),
     ],
 )
 def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, sentence: str) -> None:
@@ -550,6 +572,15 @@ def test_runs_share_a_process_and_begin_with_one_state(model, expected, more, re
         remembers=remembers
     )
     assert len(processes) == more
+
+
+def test_what_a_gradients_hook_keeps_is_not_seen_by_the_next_run():
+    model, kept = network(), {}
+    model[0].weight.register_hook(lambda g: g / kept.setdefault("norm", g.norm()))
+    found = tried(CrossEntropy().build(), model)
+    assert re.match(
+        "the gradient of 0.weight from 8 samples .* the backward mixes samples", *found.differences
+    )
 
 
 def test_the_models_of_the_package_are_known_by_their_files():
