@@ -1,5 +1,5 @@
-"""Checks that ranks with the same layer use the same settings of it (modes, hooks, attributes) and the same learning
-rate.
+"""Checks that ranks with the same layer use the same settings of it (modes, hooks, attributes, global variables), and
+the same loss and learning rate.
 
 A callback that sets a dropout's rate or adds a hook on one rank only changes the training, but all weights stay equal,
 since gradients are summed. Settings that change after the start are compared, by layer name.
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from paddle import nn
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.identity.walk import Walker, is_library
+from paddle_dp.identity.walk import Walker, globals_of, hooks_of, is_library, kind_of
 
 if TYPE_CHECKING:
     from paddle_dp.learner.learner import Learner
 
 _MODE, _HOOKS = "the mode", "the hooks"  # not attribute names
+_LOSS = "the loss"  # no name of a layer
 _LONGEST = 40  # characters of a value in a message
 Key = tuple[str, str]  # a layer, and its setting
 
@@ -58,31 +59,43 @@ class LayerSettings:
         named = self._learner.placed.named_layers()
         user_layers = sorted(name for name, layer in named if not is_library(type(layer).__module__))
         owned = {name for names in self._mesh.gather(user_layers) for name in names}
+        loss = self._learner.loss.function
+        owned |= set() if is_library(getattr(loss, "__module__", None)) else {_LOSS}
         for key in keys:
             layer, setting = key
             values = {str(rank): row[key] for rank, row in enumerate(settings_of_ranks) if key in row}
             if len(set(values.values())) < 2:
                 continue
-            name = f"model.{layer}".rstrip(".")
-            if setting in (_MODE, _HOOKS) or layer not in owned:
+            name = "loss" if layer == _LOSS else f"model.{layer}".rstrip(".")
+            if setting in (_MODE, _HOOKS) or (layer not in owned and not setting.startswith("hook ")):
                 raise DivergenceError(
                     f"{when}: ranks differ in {setting} of {name}: {_by_rank(values)}. {_ADVICE}"
                 )
+            by = "its code, or a callback," if layer == _LOSS else "forward"
             yield (
-                f"{name}.{setting} is another one on each rank: forward changes it, in plain Python, from the rank's "
+                f"{name}.{setting} is another one on each rank: {by} changes it, in plain Python, from the rank's "
                 "own samples, and one process from all of them"
             )
 
     def _settings(self) -> dict[Key, str]:
-        """Settings by layer and name, on a rank that computes."""
+        """Settings by layer and name, and of a user's loss, on a rank that computes."""
         settings: dict[Key, str] = {}
+        walker, loss = Walker(state=True), self._learner.loss
         for name, layer in self._learner.placed.named_layers() if self._mesh.reads else ():
             if type(layer).__module__.startswith("paddle_dp."):
                 continue  # this package's layers have rank-local state
             settings[name, _MODE] = "training" if layer.training else "evaluation"
             settings[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
-            for setting, value in Walker(state=True).settings_of(layer).items():
-                settings[name, setting] = repr(value)
+            values = (
+                walker.settings_of(layer) | hooks_of(layer) | walker.walk(globals_of(type(layer).forward))
+            )
+            settings |= {(name, setting): repr(value) for setting, value in values.items()}
+        if self._mesh.reads and not kind_of(loss.function).startswith("paddle_dp."):
+            function = getattr(loss.function, "func", loss.function)  # of a partial
+            method = "forward" if isinstance(function, nn.Layer) else "__call__"
+            called = function if hasattr(function, "__code__") else getattr(type(function), method, None)
+            values = walker.settings_of(loss.function) | walker.walk(globals_of(called))
+            settings |= {(_LOSS, setting): repr(value) for setting, value in values.items()}
         return settings
 
 

@@ -111,7 +111,8 @@ def state_of(model: nn.Layer, samples: Any, has_package_code: bool = True) -> Ca
 def has_gradient_hooks(model: nn.Layer) -> bool:
     """Whether a trained parameter has had a hook before, a user's: Paddle has no list of them, but numbers them."""
     handles = [p.register_hook(lambda gradient: gradient) for p in model.parameters() if not p.stop_gradient]
-    return any([handle.remove() and handle._hook_id for handle in handles])
+    numbers = [handle._hook_id for handle in handles if handle.remove()]
+    return any(numbers)
 
 
 def _is_shipped(code: Any) -> bool:

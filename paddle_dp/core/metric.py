@@ -51,6 +51,7 @@ class Metric:
         named = getattr(function, "names", None)
         self.names: tuple[str, ...] = (_name(function),) if named is None else tuple(named)
         self._single = named is None
+        self.tried = False  # do its sums add up?
         _refuse_kind(self, named)
         for name in self.names:
             if name in _RESERVED or name.startswith("ema_"):
@@ -119,8 +120,11 @@ class Collected:
         """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
         if self.metric.adds:
             with self.metric.named_errors():
-                sums = self.metric.function.sums(mapped(_copied, outputs), mapped(_copied, targets))
-            _add(self._sums, {name: _wide(_array(value)) for name, value in sums.items()})
+                sums = self._sums_of(outputs, targets)
+            if not self.metric.tried and micro_batch.samples > 1:
+                self.metric.tried = True
+                self._refuse_means(sums, outputs, targets)
+            _add(self._sums, sums)
             return
         pair, rows = {"outputs": outputs, "targets": targets}, micro_batch.samples
         arrays = [_array(leaf) for leaf in leaves(pair)]
@@ -136,6 +140,30 @@ class Collected:
         places = micro_batch.places or range(micro_batch.first, micro_batch.first + rows)
         keys = np.asarray(places, "int64") + (batch.index << 32)
         self._rows.append([keys, *(array[:rows] for array in arrays)])
+
+    def _sums_of(self, outputs: Any, targets: Any) -> dict[str, np.ndarray]:
+        sums = self.metric.function.sums(mapped(_copied, outputs), mapped(_copied, targets))
+        return {name: _wide(_array(value)) for name, value in sums.items()}
+
+    def _refuse_means(self, full: dict[str, np.ndarray], outputs: Any, targets: Any) -> None:
+        """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares."""
+        try:
+            half = len(leaves(targets)[0]) // 2
+            cuts = [mapped(lambda x: x[:half], data) for data in (outputs, targets)]
+            rests = [mapped(lambda x: x[half:], data) for data in (outputs, targets)]
+            halves = [self._sums_of(*cuts), self._sums_of(*rests)]
+            parts = {name: np.stack([each[name] for each in halves]) for name in full}
+        except Exception:  # noqa: BLE001 - so few samples may be none of its cases
+            return
+        for name, value in full.items():
+            if np.abs(value - parts[name].sum(0)).max(initial=0) > 1e-3 * np.abs(parts[name]).sum(0).max(
+                initial=0
+            ):
+                raise UsageError(
+                    f"{self.metric.setting}: {name} of its sums is {value.sum():g} for some samples together, and "
+                    f"{parts[name].sum():g} for their halves, added up: on another number of ranks it would be another "
+                    "score. Return sums over the samples, with .sum(), and divide them in compute(sums)."
+                )
 
     def _refuse_large(self, total: float) -> None:
         if total > MAX_BYTES:

@@ -160,8 +160,8 @@ class Walker:
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
-    """The named values that make an object: its attributes, also in slots, and its class's defaults; the closure and
-    the defaults of a function; the arguments of a partial; for a method its object's, too.
+    """The named values that make an object: its attributes, also in slots, and its class's defaults; the attributes,
+    the closure and the defaults of a function; the arguments of a partial; for a method its object's, too.
 
     Private attributes count for classes of users, and for layers (ELU keeps `_alpha`), without the ones of all layers.
     """
@@ -176,7 +176,8 @@ def attributes_of(thing: Any) -> dict[str, Any]:
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
         closure = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
         parameters = inspect.signature(thing, follow_wrapped=False).parameters.values()
-        return closure | {each.name: each.default for each in parameters if each.default is not each.empty}
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        return {n: v for n, v in vars(thing).items() if n[:2] != "__"} | closure | defaults
     bases = type(thing).__mro__
     users = [vars(base) for base in reversed(bases) if not is_library(base.__module__)]
     defaults = {n: v for names in users for n, v in names.items() if isinstance(v, _DEFAULTS)}
@@ -187,6 +188,16 @@ def attributes_of(thing: Any) -> dict[str, Any]:
         return {n: v for n, v in attributes.items() if n not in _layer_attributes() and n[:2] != "__"}
     hidden = "_" if is_library(type(thing).__module__) else "__"
     return {name: value for name, value in attributes.items() if not name.startswith(hidden)}
+
+
+def globals_of(function: Any) -> dict[str, Any]:
+    """The global variables that a user's function reads and may change, "global calls": numbers, texts, and lists and
+    dicts of them."""
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None or is_library(function.__module__):
+        return {}
+    kinds = (bool, int, float, str, list, tuple, dict)
+    return {f"global {name}": values[name] for name in code.co_names if isinstance(values.get(name), kinds)}
 
 
 _DEFAULTS = (

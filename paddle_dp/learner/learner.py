@@ -260,6 +260,11 @@ class Learner:
             self.weights.overlaps = False
             self.weights.wait()
 
+    def drop_gradients(self) -> None:
+        """Drops gradients of a backward that a callback has run: the next update, on each rank, would add them."""
+        if any(parameter.grad is not None for parameter in self.trainable):
+            self._clear_gradients()
+
     def check(self, when: str, states: States = ()) -> None:
         """Raises NotFiniteError unless all tensors of the model are finite, DivergenceError unless replicas of a
         parameter are bit-equal. `states` are optimizer states to check, too. Collective."""

@@ -94,6 +94,7 @@ class StepDriver:
         training = self._training
         with training.learner.training():
             while training.continues:
+                training.check_order()
                 for batch in training.loader.read(training.progress.epoch, training.progress.batch):
                     if self.make_step(batch).rewound or not training.continues:
                         break

@@ -17,6 +17,7 @@ from paddle_dp.core.precision import NOTHING
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError, message_of
 from paddle_dp.identity.unsaved import Unsaved
+from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Learner
 from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -85,6 +86,7 @@ class CallbackList:
                     getattr(callback, name)(moment, *subject)
         finally:
             self.at_work = False
+        self._learner.drop_gradients()
 
     def tell(self, moment: Moment, *subject: Any) -> None:
         """Calls the moment's method of all callbacks, within another one's work or before any."""
@@ -147,6 +149,19 @@ class TrainingState:
     def continues(self) -> bool:
         """Whether there is another step."""
         return self.progress.step < self.total_steps and not (self.early_end or self.interrupted)
+
+    def check_order(self) -> None:
+        """Raises DivergenceError if a data set states different orders of this epoch on the ranks. Collective."""
+        sampler, epoch = self.loader.sampler, self.progress.epoch
+        if sampler.epoch_orders is None or self.mesh.ranks == 1:
+            return
+        sums = self.mesh.gather(checksum(sampler.order(epoch).tobytes()))
+        if len(set(sums)) > 1:
+            raise DivergenceError(
+                f"epoch {epoch}: the data set's epoch_order is {' and '.join(dict.fromkeys(sums))} on different ranks, "
+                "so some samples would be read twice and others never. Let it depend on its arguments alone: draw from "
+                "numpy.random.default_rng((seed, epoch)), and change nothing that it reads on one rank only."
+            )
 
     def end_epoch(self) -> None:
         """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""

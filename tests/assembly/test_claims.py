@@ -158,11 +158,15 @@ def set_learning_rate(learner: Any) -> None:
     learner.optimizer.set_lr(learner.optimizer.get_lr() * 1.5)
 
 
+def set_loss(learner: Any) -> None:
+    learner.loss.function.ignore_index = 1
+
+
 LIES = [
     late_noise, growing_dropout, late_numpy, queue, mean_as_float, kept_in_a_list, kept_in_a_table, layer_drop,
     drop_by_numpy, by_turns, mixed_for_a_while, mixed_late, balanced_late,
 ]  # fmt: skip
-CHANGES = [set_rate, add_hook, to_evaluation, set_learning_rate]
+CHANGES = [set_rate, add_hook, to_evaluation, set_learning_rate, set_loss]
 
 
 def fit(
@@ -253,7 +257,7 @@ def test_no_training_claims_what_nobody_has_proven(told: list[list[Any]]) -> Non
     """Of false models none is called one process's, and no honest one either: a script has no proof."""
     false, other, change, _ = told[0]
     screens = {name: screen for name, (screen, _) in false.items()} | other | change
-    assert len(screens) == 14
+    assert len(screens) == 15
     check_claims(screens)
     check_kept(screens, [*KEPT, "in Python"])
     assert "not as one process computes it" not in screens["honest"]
@@ -284,6 +288,7 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(told: list[list[
             "to_evaluation",
             "after step 6: ranks differ in the mode of model.drop: training on rank 0, evaluation on rank 1. ",
         ),
+        ("set_loss", "after step 6: ranks differ in ignore_index of loss: -100 on rank 0, 1 on rank 1. "),
         (
             "set_learning_rate",
             "after step 6: ranks differ in the learning rate: 0.001 on rank 0, 0.0015 on rank 1. Their updates",

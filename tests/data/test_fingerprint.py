@@ -197,7 +197,7 @@ class Rounded(Taken):
 
 
 @pytest.mark.parametrize(
-    "kind, fault",
+    ("kind", "fault"),
     [
         (Points, ""), (Taken, ""), (Rounded, ""), (Reused, "return a copy"), (ReusedRows, "return a copy"),
         (Centred, "depends on the other indices"),

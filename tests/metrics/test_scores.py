@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -335,6 +336,18 @@ def test_a_metric_may_change_its_totals_on_any_number_of_ranks(ranks: int) -> No
     (content,) = held.gathered(Mesh.alone())
     expected = 1 + SCORES.mean(0, "float64").sum()
     assert held.scores(Mesh.alone(), [content] * ranks, {})["total"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.mean(), lambda x: x.max(), lambda x: x.mean(0)])
+def test_sums_that_do_not_add_up_are_refused(function: Any) -> None:
+    """They would be other numbers on other ranks. Whether they add up is tried once, on several samples."""
+    outputs, targets = paddle.to_tensor(SCORES), paddle.to_tensor(CLASSES)
+    metric = Metric(Sums(function), "metrics.mine")
+    for samples in (1, 41):
+        micro_batch = MicroBatch(None, targets[:samples], samples)
+        held, arguments = Collected(metric, 41), (outputs[:samples], targets[:samples])
+        with pytest.raises(UsageError, match=r"metrics\.mine: .* halves") if samples > 1 else nullcontext():
+            held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
 
 
 def test_a_metric_that_changes_its_arguments_changes_no_other() -> None:
