@@ -84,10 +84,12 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
     return [], []
 
 
-def state_of(model: nn.Layer, samples: Any, has_package_code: bool = True) -> Callable[[], Any]:
+def state_of(
+    model: nn.Layer, samples: Any, has_package_loss: bool = True, backward: bool = False
+) -> Callable[[], Any]:
     """A function whose values compare equal as long as a model, its samples and the generators are as they were:
     weights, buffers, modes and attributes. They never do for a user's code, which may keep state anywhere (a model, a
-    hook, or the loss and the backward of a run unless `has_package_code`), nor for a large model."""
+    hook, also of a gradient in a `backward`, or the loss of a run unless `has_package_loss`), nor for a large model."""
     layers = model.sublayers(include_self=True)
     code: list[Any] = [type(layer) for layer in layers]
     for layer in layers:
@@ -95,7 +97,9 @@ def state_of(model: nn.Layer, samples: Any, has_package_code: bool = True) -> Ca
         code += [x for x in vars(layer).values() if callable(x) and not isinstance(x, nn.Layer)]
     tensors = [*model.parameters(), *model.buffers()]
     size = sum(x.size * x.element_size() for x in tensors)
-    if not has_package_code or size > MAX_COMPARED_BYTES or not all(map(_is_shipped, code)):
+    if not has_package_loss or size > MAX_COMPARED_BYTES or not all(map(_is_shipped, code)):
+        return object
+    if backward and _has_gradient_hooks(model):
         return object
     attributes = Attributes({str(number): layer for number, layer in enumerate(layers)})
     inputs = [x for x in leaves(samples) if isinstance(x, paddle.Tensor)]
@@ -108,7 +112,7 @@ def state_of(model: nn.Layer, samples: Any, has_package_code: bool = True) -> Ca
     return state
 
 
-def has_gradient_hooks(model: nn.Layer) -> bool:
+def _has_gradient_hooks(model: nn.Layer) -> bool:
     """Whether a trained parameter has had a hook before, a user's: Paddle has no list of them, but numbers them."""
     handles = [p.register_hook(lambda gradient: gradient) for p in model.parameters() if not p.stop_gradient]
     numbers = [handle._hook_id for handle in handles if handle.remove()]

@@ -22,17 +22,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
-from paddle_dp.checks.model_mixing import (
-    CLOSE,
-    UNTRIED,
-    Sentences,
-    answers,
-    has_gradient_hooks,
-    mixing,
-    rows,
-    state_of,
-    untried,
-)
+from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, state_of, untried
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, is_table
 from paddle_dp.core.consistency import digests
@@ -162,8 +152,7 @@ class _Trial:
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
         self._run_trial = run_trial
         inputs_and_targets = self.first.inputs, self.first.targets
-        is_known = is_package_loss(self.loss) and not has_gradient_hooks(learner.model)
-        self._state = state_of(learner.model, inputs_and_targets, is_known)
+        self._state = state_of(learner.model, inputs_and_targets, is_package_loss(self.loss), True)
         self._batch = Batch((), first.samples, 0, 0)
         half = first.samples // 2
         self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]
@@ -283,11 +272,11 @@ class _Trial:
         """Raises LossError for a score that is no sum over samples: it is added up over ranks and micro-batches."""
         close = max(CLOSE, _tolerance(self.learner.mixed))
         for name, value in full.items():
-            parts = [chunk.get(name, 0.0) for chunk in chunks]
-            if abs(value - sum(parts)) > close * max(abs(value), sum(map(abs, parts))):
+            addends = [chunk.get(name, 0.0) for chunk in chunks]
+            if abs(value - sum(addends)) > close * max(abs(value), sum(map(abs, addends))):
                 raise LossError(
                     f"the score {name} of the loss {self.loss.name} is {value:g} for {self.first.samples} samples "
-                    f"together, and {parts[0]:g} and {parts[1]:g} for {self._shares}: a score is a sum, which the "
+                    f"together, and {addends[0]:g} and {addends[1]:g} for {self._shares}: a score is a sum, which the "
                     "count divides. Return .sum(), not .mean(); any other number is a metric (docs/metrics.md)."
                 )
 

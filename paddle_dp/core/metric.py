@@ -152,16 +152,16 @@ class Collected:
             cuts = [mapped(lambda x: x[:half], data) for data in (outputs, targets)]
             rests = [mapped(lambda x: x[half:], data) for data in (outputs, targets)]
             halves = [self._sums_of(*cuts), self._sums_of(*rests)]
-            parts = {name: np.stack([each[name] for each in halves]) for name in full}
+            addends = {name: np.stack([each[name] for each in halves]) for name in full}
         except Exception:  # noqa: BLE001 - so few samples may be none of its cases
             return
         for name, value in full.items():
-            if np.abs(value - parts[name].sum(0)).max(initial=0) > 1e-3 * np.abs(parts[name]).sum(0).max(
+            if np.abs(value - addends[name].sum(0)).max(initial=0) > 1e-3 * np.abs(addends[name]).sum(0).max(
                 initial=0
             ):
                 raise UsageError(
                     f"{self.metric.setting}: {name} of its sums is {value.sum():g} for some samples together, and "
-                    f"{parts[name].sum():g} for their halves, added up: on another number of ranks it would be another "
+                    f"{addends[name].sum():g} for their halves, added up: on another number of ranks it would be another "
                     "score. Return sums over the samples, with .sum(), and divide them in compute(sums)."
                 )
 
