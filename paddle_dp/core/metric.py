@@ -161,7 +161,7 @@ class Collected:
             ):
                 raise UsageError(
                     f"{self.metric.setting}: {name} of its sums is {value.sum():g} for some samples together, and "
-                    f"{addends[name].sum():g} for their halves, added up: on another number of ranks it would be another "
+                    f"{addends[name].sum():g} for their halves, added up: other ranks would give another "
                     "score. Return sums over the samples, with .sum(), and divide them in compute(sums)."
                 )
 
