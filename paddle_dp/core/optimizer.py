@@ -201,7 +201,12 @@ class Clip:
     """The gradients of `parameters` (this rank's share of them) are clipped together to a 2-norm of `bound`."""
 
     bound: float
-    parameters: Sequence[paddle.Tensor]
+    updated: Sequence[paddle.Tensor]
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those of `updated` that have need_clip, which a callback may set, as it may on one process."""
+        return [p for p in self.updated if getattr(p, "need_clip", True) is not False]
 
 
 def take_clips(optimizer: Any) -> list[Clip]:
@@ -222,12 +227,7 @@ def take_clips(optimizer: Any) -> list[Clip]:
         clip = table.get("grad_clip")
         table["grad_clip"] = _remaining_clip(clip)
         if clip is not None and table["grad_clip"] is None:
-            clips.append(
-                Clip(
-                    float(clip.clip_norm),
-                    [p for p in parameters if getattr(p, "need_clip", True) is not False],
-                )
-            )
+            clips.append(Clip(float(clip.clip_norm), list(parameters)))
     return clips
 
 
