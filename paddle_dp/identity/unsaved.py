@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from paddle_dp.core.consistency import digests
+from paddle_dp.identity.walk import Attributes
 from paddle_dp.learner import Learner
+from paddle_dp.learner.learner_checks import gathered_names
 from paddle_dp.text import and_more
 
 
@@ -16,10 +19,16 @@ class Unsaved:
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
+        self._callbacks = Attributes({})
+
+    def watch(self, callbacks: Iterable[Any]) -> None:
+        """Looks at the attributes of a user's callbacks from now on."""
+        self._callbacks = Attributes({type(callback).__name__: callback for callback in callbacks})
 
     def print_new(self, learner: Learner) -> None:
-        """Prints a line for buffers, one for the optimizer's attributes, and one for attributes of model, loss and
-        schedule. Collective."""
+        """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
+        schedule, and one for those of callbacks. Collective."""
+        states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
         attributes = self._new("attribute", learner.unsaved.attributes())
@@ -43,6 +52,13 @@ class Unsaved:
                 f"{attributes[0]}{and_more(attributes)}: changed in training, and not in the checkpoint, so a resumed "
                 "run starts with its first value. If later batches read it, keep it in a buffer of the model "
                 "(register_buffer); of a schedule, name it in state_keys."
+            )
+
+        if states:
+            _print(
+                f"callback {states[0]}{and_more(states)}: changed in training, and not in the checkpoint, so a resumed "
+                "run starts with its first value. If it decides when to stop, or a rate, let it follow from "
+                "moment.progress, or save it beside the checkpoint (saved), and read it at the start."
             )
 
     def _new(self, kind: str, names: Sequence[str]) -> list[str]:

@@ -187,6 +187,22 @@ class Doubles(Callback):
         weight.set_value(weight * 2 + 1)
 
 
+class Patience(Callback):
+    """Counts steps, and may end a training then."""
+
+    def __init__(self) -> None:
+        self.steps, self.most = 0, 5
+
+    def step(self, moment: Moment) -> None:
+        self.steps += 1
+
+
+def test_what_a_callback_counts_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 3)
+    train(tmp_path, model, sgd(model), callbacks=[*SAVES, Patience()])
+    assert capsys.readouterr().err.count("callback Patience.steps: changed in training, and not in the") == 1
+
+
 def test_a_callback_that_changes_weights_at_a_resume_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
