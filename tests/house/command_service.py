@@ -84,7 +84,7 @@ def _watch(end: socket.socket) -> NoReturn:
         _become(files, *json.loads(message))
     for file in files:
         os.close(file)
-    select.select([end, os.pidfd_open(child)], [], [])
+    select.select([end.fileno(), os.pidfd_open(child)], [], [])
     ended, status = os.waitpid(child, os.WNOHANG)
     if not ended:
         kill_all(lambda: descendants(os.getpid()))

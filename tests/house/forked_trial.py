@@ -32,7 +32,12 @@ def _started() -> SimpleNamespace:
         finally:
             os._exit(0)
     there.close()
+
+    def communicate() -> None:
+        here.close()
+        os.waitpid(child, 0)
+
     return SimpleNamespace(
         stdin=here.makefile("w"), stdout=here.makefile("r"), kill=lambda: os.kill(child, signal.SIGKILL),
-        communicate=lambda: (here.close(), os.waitpid(child, 0)),
+        communicate=communicate,
     )  # fmt: skip
