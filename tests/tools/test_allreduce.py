@@ -7,7 +7,8 @@ import csv
 import pytest
 
 from tests.house.programs import run_python
-from tools.benchmark.allreduce import Measured, picture, share, spoken, table, through_a_socket, write
+from tools.benchmark.allreduce import Measured, picture, share, spoken, table, through_a_socket
+from tools.tables import write_csv
 
 ROWS = [
     Measured(operation="memory copy", ranks=1, size=1 << 20, seconds=1e-4),
@@ -35,7 +36,7 @@ def test_the_table_has_each_row_beside_a_socket():
 
 
 def test_csv_and_picture(tmp_path):
-    write(ROWS, tmp_path / "a.csv")
+    write_csv(ROWS, tmp_path / "a.csv", "algorithm", "bus")
     with (tmp_path / "a.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["operation"] for row in rows] == [row.operation for row in ROWS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import subprocess
@@ -24,10 +23,11 @@ from tools.benchmark import foretold
 from tools.benchmark.forecast import block_shares, is_played
 from tools.benchmark.foretold import choices, measured
 from tools.benchmark.foretold_sites import RECIPES, Choice, Site, read_costs
-from tools.benchmark.foretold_table import Row, picture, read, table, verdict, write
+from tools.benchmark.foretold_table import Row, picture, table, verdict
 from tools.benchmark.link_events import Cost, Kind, Link, Play, Transfer
 from tools.benchmark.overlap import windows
 from tools.benchmark.step_events import STEPS, _Script, step_seconds
+from tools.tables import read_csv, write_csv
 
 # Tables, six blocks of two matrices, of which the tensor axis cuts one, and a head.
 BLOCKS = [
@@ -292,8 +292,8 @@ def test_a_threshold_is_of_long_steps_and_a_busy_machine_says_nothing() -> None:
 
 def test_rows_survive_their_file_and_are_drawn(tmp_path: Path) -> None:
     rows = [row(), row(place="namespaces", ranks=4)]
-    write(rows, tmp_path / "rows.csv")
-    assert [read(line) for line in csv.DictReader((tmp_path / "rows.csv").open())] == rows
+    write_csv(rows, tmp_path / "rows.csv")
+    assert read_csv(Row, tmp_path / "rows.csv") == rows
     picture(rows, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 

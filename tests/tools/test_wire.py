@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from tests.house.programs import run_program, run_python
 from tools.benchmark.compute import quick
 from tools.benchmark.namespaces import Cluster, new_events
 from tools.benchmark.wire import Bench
-from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
+from tools.benchmark.wire_table import Row, bytes_table, picture, table
+from tools.tables import read_csv, write_csv
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("tc"),
@@ -43,11 +44,8 @@ def test_a_line_of_the_table_has_every_link_and_its_bound() -> None:
 
 
 def test_rows_survive_their_file(tmp_path: Path) -> None:
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(vars(FAST)))
-        writer.writeheader()
-        writer.writerows([vars(FAST), {**vars(SLOW), "bound_ms": None}])
-    first, second = map(read, csv.DictReader((tmp_path / "rows.csv").open()))
+    write_csv([FAST, replace(SLOW, bound_ms=None)], tmp_path / "rows.csv")
+    first, second = read_csv(Row, tmp_path / "rows.csv")
     assert first == FAST and second.bound_ms is None and second.ratio is None
 
 
@@ -81,7 +79,7 @@ def test_without_root_one_sentence_says_so() -> None:
 def test_bytes_at_the_interface_are_the_formulas_and_nothing_is_left(tmp_path: Path) -> None:
     words = ["--links", "20 Gbit/s", "--steps", "8", "--only", "data_parallel", "tensor 2", "pipeline 2"]
     run_python("tools/benchmark/wire.py", *words, "--csv", tmp_path / "rows.csv", timeout=540)
-    rows = list(map(read, csv.DictReader((tmp_path / "rows.csv").open())))
+    rows = read_csv(Row, tmp_path / "rows.csv")
     assert {row.link for row in rows} == {str(LinkSpeed.parse("20 Gbit/s"))} and len(rows) == 6
     assert [row.layout for row in rows if not 0.99 < row.mb / row.formula_mb < 1.05] == []
     left = run_program("ip", "netns", "list").stdout

@@ -18,7 +18,6 @@ On CPUs the collectives are gloo's, and where gloo has none, those that fleet's 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import socket
@@ -29,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from paddle_dp.figures import new_figure
 from paddle_dp.units import Bytes
 from tools.command_line import environment, paddle_dp, parser_of
-from tools.tables import table_head, table_row
+from tools.tables import table_head, table_row, write_csv
 
 SIZES = "1KB,8KB,64KB,512KB,4MB,32MB,256MB"
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -86,7 +85,7 @@ def main() -> int:
         rows += in_a_job(ranks, given)
     print("\n".join(table(rows)))
     if given.csv:
-        write(rows, given.csv)
+        write_csv(rows, given.csv, "algorithm", "bus")
     if given.png:
         picture(rows, given.png)
     return 0
@@ -257,14 +256,6 @@ def spoken(size: int) -> str:
 
 def lasting(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def write(rows: Sequence[Measured], file: Path) -> None:
-    with file.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow([*(each.name for each in fields(Measured)), "algorithm", "bus"])
-        for row in rows:
-            writer.writerow([*asdict(row).values(), row.algorithm, row.bus])
 
 
 def picture(rows: Sequence[Measured], file: Path) -> None:

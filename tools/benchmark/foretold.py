@@ -25,7 +25,6 @@ their spread, and how many processes wanted a processor meanwhile. Exit status 1
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import signal
 import subprocess
@@ -43,8 +42,10 @@ from paddle_dp.plan.legal import layouts
 from paddle_dp.units import LinkSpeed
 from tests.sim.build import why_not as why_no_device
 from tools.benchmark.foretold_sites import MICRO_BATCHES, RECIPES, Choice, Device, Namespaces, Site
-from tools.benchmark.foretold_table import Row, picture, read, table, verdict, write
+from tools.benchmark.foretold_table import Row, picture, table, verdict
 from tools.benchmark.namespaces import cluster, why_not
+from tools.command_line import parser_of
+from tools.tables import read_csv, write_csv
 
 SPEEDS = {
     "namespaces": ("1 Gbit/s", "300 Mbit/s", "100 Mbit/s"),
@@ -121,7 +122,7 @@ def measured(site: Site, wanted: Sequence[Choice], rounds: int, failed: list[str
 def main() -> int:
     options, failed = arguments(), list[str]()
     if options.table:
-        rows = [read(line) for file in options.table for line in csv.DictReader(file.open())]
+        rows = read_csv(Row, *options.table)
     else:
         import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
@@ -134,7 +135,7 @@ def main() -> int:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             if options.csv:
-                write(rows, options.csv)
+                write_csv(rows, options.csv)
     if not rows:
         print("nothing was measured", file=sys.stderr)
         return 2
@@ -181,9 +182,7 @@ def site_of(
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--on", nargs="+", choices=[*SPEEDS], default=[*SPEEDS], help="(default: both)")
     parser.add_argument("--nodes", nargs="+", type=int, default=[2, 4], choices=range(2, 9), metavar="N")
     parser.add_argument("--models", nargs="+", choices=["gpt", "mlp"], default=["gpt", "mlp"])

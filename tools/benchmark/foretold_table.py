@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+
+from paddle_dp.figures import new_figure
+from tools import tables
 
 LIMITS = {"namespaces": 10.0, "device": 7.0}  # percent
 LEAST = 0.1  # seconds of a step that thresholds speak of
@@ -52,13 +53,13 @@ def table(rows: Sequence[Row]) -> str:
         "off",
         "bound, ms",
     ]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         spread = f"{1e3 * row.low:.0f} … {1e3 * row.high:.0f}" if row.rounds > 1 else "1"
-        cells = [row.place, row.model, row.layout, str(row.ranks), row.link, f"{1e3 * row.foretold:.0f}"]
+        cells = [row.place, row.model, row.layout, row.ranks, row.link, f"{1e3 * row.foretold:.0f}"]
         cells += [f"{1e3 * row.measured:.0f}", spread, f"{row.off:+.0f} %", f"{1e3 * row.bound:.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return tables.table(heads, lines)
 
 
 def verdict(rows: Sequence[Row]) -> tuple[list[str], int]:
@@ -87,13 +88,9 @@ def verdict(rows: Sequence[Row]) -> tuple[list[str], int]:
 
 def picture(rows: Sequence[Row], file: Path) -> None:
     """Measured against foretold seconds, a panel for each place."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     places = list(dict.fromkeys(row.place for row in rows))
-    figure, panels = pyplot.subplots(1, len(places), figsize=(5.5 * len(places), 5), squeeze=False)
+    figure = new_figure(5.5 * len(places), 5, dpi=110)
+    panels = figure.subplots(1, len(places), squeeze=False)
     for panel, place in zip(panels[0], places, strict=True):
         here = [row for row in rows if row.place == place]
         ends = [0.8 * min(row.foretold for row in here), 1.25 * max(row.measured for row in here)]
@@ -114,18 +111,4 @@ def picture(rows: Sequence[Row], file: Path) -> None:
         panel.legend(frameon=False, fontsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
-
-
-def write(rows: Sequence[Row], file: Path) -> None:
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*asdict(rows[0])])
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
-
-
-def read(line: Mapping[str, str]) -> Row:
-    """A row from a line of a CSV file."""
-    kinds = get_type_hints(Row)
-    settings: dict[str, Any] = {name: kinds[name](text) for name, text in line.items()}
-    return Row(**settings)
+    figure.savefig(file)

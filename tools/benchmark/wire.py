@@ -18,7 +18,6 @@ With --torch, PyTorch's DistributedDataParallel trains the same MLP over gloo in
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import signal
@@ -40,9 +39,9 @@ from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, ended, events, why_not
 from tools.benchmark.slow_device import VARIABLE
-from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
+from tools.benchmark.wire_table import Row, bytes_table, picture, table
 from tools.command_line import paddle_dp, parser_of
-from tools.tables import write_csv
+from tools.tables import read_csv, write_csv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -96,7 +95,7 @@ WIRE, DDP = "the wire alone", "PyTorch DDP"
 def main() -> int:
     given, failed = arguments(), list[str]()
     if given.table:
-        rows = [read(line) for file in given.table for line in csv.DictReader(file.open())]
+        rows = read_csv(Row, *given.table)
     else:
         if reason := why_not():
             print(reason, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +32,6 @@ class Row:
         return self.ms / self.bound_ms if self.bound_ms else None
 
 
-def read(line: Mapping[str, str]) -> Row:
-    """A row from a line of a CSV file."""
-    bound, exposed = (float(line[name]) if line[name] else None for name in ("bound_ms", "exposed_ms"))
-    return Row(
-        layout=line["layout"], nodes=int(line["nodes"]), link=line["link"], ms=float(line["ms"]), mb=float(line["mb"]),
-        formula_mb=float(line["formula_mb"]), bound_ms=bound, exposed_ms=exposed,
-    )  # fmt: skip
-
-
 def bytes_table(rows: Sequence[Row]) -> str:
     """Markdown: megabytes that a node sends in a step, beside the formula's."""
     cells = (
@@ -53,13 +44,14 @@ def bytes_table(rows: Sequence[Row]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Markdown: for each layout and link, milliseconds of a step, of its bound, and their ratio."""
     links = list(dict.fromkeys(row.link for row in rows))
-    heads = [f"{link}: ms | bound | ratio" for link in links]
-    lines = [f"| layout | nodes | {' | '.join(heads)} |", "|---" * (2 + 3 * len(links)) + "|"]
+    heads = [head for link in links for head in (f"{link}: ms", "bound", "ratio")]
+    lines = []
     for own in _by_layout(rows):
         over = {row.link: row for row in own}
-        cells = " | ".join(_cells(over.get(link)) for link in links)
-        lines.append(f"| {own[0].layout} | {own[0].nodes} | {cells} |")
-    return "\n".join(lines)
+        lines.append(
+            [own[0].layout, own[0].nodes, *(cell for link in links for cell in _cells(over.get(link)))]
+        )
+    return tables.table(["layout", "nodes", *heads], lines)
 
 
 def _by_layout(rows: Sequence[Row]) -> list[list[Row]]:
@@ -67,12 +59,12 @@ def _by_layout(rows: Sequence[Row]) -> list[list[Row]]:
     return [[row for row in rows if (row.layout, row.nodes) == name] for name in names]
 
 
-def _cells(row: Row | None) -> str:
+def _cells(row: Row | None) -> list[str]:
     if row is None:
-        return " |  | "
+        return ["", "", ""]
     if row.bound_ms is None or row.ratio is None:
-        return f"{row.ms:.0f} |  | "
-    return f"{row.ms:.0f} | {row.bound_ms:.0f} | {row.ratio:.2f}"
+        return [f"{row.ms:.0f}", "", ""]
+    return [f"{row.ms:.0f}", f"{row.bound_ms:.0f}", f"{row.ratio:.2f}"]
 
 
 def picture(rows: Sequence[Row], file: Path) -> None:
