@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paddle_dp.plan.activations import LOGIT_PEAK, Tokens, in_flight
+from paddle_dp.plan.activations import LOGIT_PEAK, Keeps, Tokens, in_flight
 from paddle_dp.plan.memory import Widths, formula
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
@@ -68,16 +68,9 @@ def stage3_pairs(stage3: Runs, others: Runs, ratios: Numbers) -> Numbers:
         if (stage3.load.depth[i], stage3.load.ranks[i], stage3.batch[i])
         == (others.load.depth[j], others.load.ranks[j], others.batch[j])
     ]
-    return np.array(
-        [
-            (
-                stage3.seconds[i] / others.seconds[j],
-                with_it[i] / without[j],
-                *(with_it[i] / without[j] * span),
-            )
-            for i, j in same
-        ]
-    )
+    measured = [stage3.seconds[i] / others.seconds[j] for i, j in same]
+    foretold = [with_it[i] / without[j] for i, j in same]
+    return np.column_stack([measured, foretold, np.outer(foretold, span)])
 
 
 def tie(ratios: Numbers, right: npt.NDArray[np.bool_]) -> float:
@@ -108,21 +101,13 @@ def memory_figure1(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, flo
         stages, depth = row["pipeline"] * row["chunks"], row["layers"]
         schedule = "interleaved" if row["chunks"] > 1 else "1f1b"
         waiting = in_flight(schedule, row["pipeline"], 0, 8 * row["pipeline"], row["chunks"])
-        for keeps, along, key in (
-            ("none", False, "activations_none_gib"),
-            ("selective", True, "activations_selective_sp_gib"),
-        ):
+        keeps: Keeps
+        for keeps, key in (("none", "activations_none_gib"), ("selective", "activations_selective_sp_gib")):
             tokens = Tokens(
                 length=row["seq"], samples=row["micro"], width=row["hidden"], heads=row["heads"], vocab=0,
-                tensor=row["tensor"], sequence_parallel=along,
+                tensor=row["tensor"], sequence_parallel=keeps == "selective",
             )  # fmt: skip
-            size = (
-                tokens.block("none" if keeps == "none" else "selective")
-                * depth
-                / stages
-                * row["chunks"]
-                * waiting
-            )
+            size = tokens.block(keeps) * depth / stages * row["chunks"] * waiting
             yield f"{row['model']} {keeps}", size / 2**30, row[key]
         weights = 12 * depth * row["hidden"] ** 2 / row["tensor"] / row["pipeline"]
         state = formula(round(weights), 1, 0, Widths(parameter=2, gradient=4, optimizer=12)).total

@@ -30,6 +30,9 @@ VTRAIN_SHA256 = {
     "multi": "bea3aa76f8198da40d4a1e8f3fea74d0e7760a85d51ef59d25719f5a55063cdb",
     "single": "92589d1ff671e7294bd7585c2cc44df1ba044bad24bc01acb032fb8402314b47",
 }
+VTRAIN_COLUMNS = (
+    "ranks", "batch", "micro", "width", "heads", "depth", "length", "tensor", "data", "pipeline", "milliseconds",
+)  # fmt: skip
 Rows = list[dict[str, Any]]
 
 LLAMA = {  # shapes that some rows only name: Llama Team, arXiv:2407.21783, table 3
@@ -60,12 +63,8 @@ class Runs:
     memory: Numbers
 
     def take(self, mask: npt.NDArray[np.bool_]) -> Runs:
-        return Runs(
-            load=self.load.take(mask),
-            seconds=self.seconds[mask],
-            batch=self.batch[mask],
-            memory=self.memory[mask],
-        )
+        columns = {name: getattr(self, name)[mask] for name in ("seconds", "batch", "memory")}
+        return Runs(load=self.load.take(mask), **columns)
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -103,15 +102,8 @@ def _case(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     elif source.startswith("Megatron-Core"):
         _megatron_core(row, case)
     elif source.startswith("Llama 3"):
-        case |= MEGATRON | {
-            "micro": 1,
-            "virtual_stages": 8,
-            "flash": 1,
-            "sequence_parallel": 1,
-            "matrices": 3,
-            "stage": 1,
-        }
-        case |= {"gradient": 4, "batch": 2**24 / row["seq"]}
+        case |= MEGATRON | {"micro": 1, "virtual_stages": 8, "flash": 1, "matrices": 3, "stage": 1}
+        case |= {"sequence_parallel": 1, "gradient": 4, "batch": 2**24 / row["seq"]}
     elif source.startswith("torchtitan"):
         source, recompute = "torchtitan", _torchtitan(row, case)
     elif source.startswith("Megatron-Bridge"):
@@ -172,16 +164,11 @@ def _runs(rows: Rows) -> Runs:
     for row in rows:
         row["micros"] = row["batch"] / row.get("data", 1) / row["micro"]
     load = Workload.stack(rows)
-    seconds, rate, ranks = (
-        np.array([row[key] for row in rows], float) for key in ("seconds", "rate", "ranks")
+    seconds, rate, ranks, batch, memory = (
+        np.array([row[key] for row in rows], float) for key in ("seconds", "rate", "ranks", "batch", "memory")
     )
     derived = load.flops / np.maximum(ranks * rate * 1e12, 1.0)
-    return Runs(
-        load=load,
-        seconds=np.where(seconds > 0, seconds, derived),
-        batch=np.array([row["batch"] for row in rows], float),
-        memory=np.array([row["memory"] for row in rows], float),
-    )
+    return Runs(load=load, seconds=np.where(seconds > 0, seconds, derived), batch=batch, memory=memory)
 
 
 def vtrain(which: str, folder: Path | None = None) -> Runs | None:
@@ -196,27 +183,10 @@ def vtrain(which: str, folder: Path | None = None) -> Runs | None:
     for line in list(csv.reader(io.StringIO(text)))[1:]:
         if not line or not line[0]:
             continue
-        cards, batch, micro, width, heads, depth, length, tensor, data, pipeline, milliseconds = map(
-            float, line[multi:]
-        )
-        row = {
-            "depth": depth,
-            "width": width,
-            "heads": heads,
-            "vocab": 51200,
-            "length": length,
-            "tensor": tensor,
-        }
-        row |= {
-            "pipeline": pipeline,
-            "data": data,
-            "micro": micro,
-            "batch": batch,
-            "ranks": cards,
-            "memory": 0,
-            "rate": 0,
-        }
-        rows.append(row | device | {"seconds": milliseconds / 1e3, "recomputed_blocks": int(multi)})
+        row: dict[str, Any] = dict(zip(VTRAIN_COLUMNS, map(float, line[multi:]), strict=True))
+        row |= {"vocab": 51200, "memory": 0, "rate": 0, "recomputed_blocks": int(multi)}
+        row["seconds"] = row.pop("milliseconds") / 1e3
+        rows.append(row | device)
     return _runs(rows)
 
 
