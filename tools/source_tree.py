@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -204,31 +203,18 @@ def _comments(file: Path) -> Iterator[tuple[int, str]]:
 
 def circles(graph: Mapping[str, set[str]]) -> int:
     """Returns the number of groups of modules that import each other (strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups = 0
+    reached = {module: _reached(graph, module) for module in graph}
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
+    return sum(len(group) > 1 for group in groups)
 
-    def visit(module: str) -> None:
-        nonlocal groups
-        index[module] = low[module] = len(index)
-        stack.append(module)
-        for target in graph[module]:
-            if target not in index:
-                visit(target)
-                low[module] = min(low[module], low[target])
-            elif target in stack:
-                low[module] = min(low[module], index[target])
-        if low[module] == index[module]:
-            size = len(stack) - stack.index(module)
-            del stack[-size:]
-            groups += size > 1
 
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 5 * len(graph)))
-    for module in graph:
-        if module not in index:
-            visit(module)
-    return groups
+def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
+    """A module, and all that it imports, directly or through others."""
+    reached, pending = {module}, [module]
+    while pending:
+        pending += (new := graph[pending.pop()] - reached)
+        reached |= new
+    return reached
 
 
 def double_classes(tree: Tree) -> dict[str, list[str]]:
