@@ -13,12 +13,12 @@ median over the rounds of its ratio to PyTorch's.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,9 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "vit": {"image": 32, "patch": 4, "classes": CLASSES, "width": 256, "depth": 4, "heads": 8},
 }  # fmt: skip
-INPUTS = {
-    "mlp": (128, 256),
-    "resnet": (16, 3, 64, 64),
-    "gpt": (8, 128),
-    "llama": (8, 128),
-    "vit": (16, 3, 32, 32),
-}
+INPUTS: dict[str, tuple[int, ...]] = {
+    "mlp": (128, 256), "resnet": (16, 3, 64, 64), "gpt": (8, 128), "llama": (8, 128), "vit": (16, 3, 32, 32),
+}  # fmt: skip
 COMPILED = "train.compile"
 SIDES = ("PyTorch", "PyTorch, malloc keeps memory", "paddle_dp")
 
@@ -101,15 +97,13 @@ def in_turns(name: str, sides: tuple[str, ...], torch: str, rounds: int) -> list
 def start(side: str, name: str, python: str) -> subprocess.Popen[str]:
     """A process that has built its side's model and waits."""
     from paddle_dp.launch.command import MALLOC
-    from paddle_dp.launch.machine import mkl_type
+    from tools.benchmark.compute import mkl, without_variables
 
-    kept = {n: v for n, v in os.environ.items() if n not in (*MALLOC, "MKL_DEBUG_CPU_TYPE")}
-    kept |= {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"} | ({} if side == "PyTorch" else MALLOC)
-    if "PyTorch" not in side and (kind := mkl_type()):
-        kept["MKL_DEBUG_CPU_TYPE"] = kind
+    ours, plain = "PyTorch" not in side, side == "PyTorch"
+    environment = {**without_variables(), **({} if plain else MALLOC), **(mkl() if ours else {})}
     return subprocess.Popen(
         [python, "-W", "ignore", __file__, "--serve", side, name],
-        env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -139,10 +133,18 @@ def serve(side: str, name: str) -> None:
         print(time.process_time() - began, flush=True)
 
 
+def shipped(name: str) -> tuple[Any, Any, Any]:
+    """A shipped model, and inputs and targets for one batch."""
+    import paddle
+
+    model = import_module(f"models.{name}").Config(**SIZES[name]).build()
+    if name in ("gpt", "llama"):
+        return model, *(paddle.randint(0, TOKENS, INPUTS[name]) for _ in range(2))
+    return model, paddle.randn(INPUTS[name]), paddle.randint(0, CLASSES, INPUTS[name][:1])
+
+
 def ours(name: str, compile: bool = False) -> tuple[Step, int]:
     """A step of the shipped model as paddle_dp trains it on a CPU, and its number of parameters."""
-    from importlib import import_module
-
     import paddle
     import paddle.nn.functional as F
 
@@ -151,14 +153,11 @@ def ours(name: str, compile: bool = False) -> tuple[Step, int]:
     from paddle_dp.model.convolution_on_cpu import quick_convolutions
 
     paddle.seed(0)
-    model = import_module(f"models.{name}").Config(**SIZES[name]).build()
+    model, inputs, targets = shipped(name)
     quick_biases(model)
     quick_convolutions(model)
     if compile:
         compiled(model, None)
-    of_tokens, shape = name in ("gpt", "llama"), INPUTS[name]
-    inputs = paddle.randint(0, TOKENS, shape) if of_tokens else paddle.randn(shape)
-    targets = paddle.randint(0, TOKENS, shape) if of_tokens else paddle.randint(0, CLASSES, shape[:1])
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters(), weight_decay=0.01)
 
     def step() -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,57 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.launch.command import MALLOC
 from paddle_dp.launch.machine import mkl_type
+from paddle_dp.plan.bound import Compute
 
+MKL = "MKL_DEBUG_CPU_TYPE"
 FIRST = 3  # steps that do not count
+
+
+def mkl() -> dict[str, str]:
+    """The variable that tells MKL what the processor can do, where it needs one."""
+    kind = mkl_type()
+    return {MKL: kind} if kind else {}
 
 
 def variables() -> dict[str, str]:
     """The environment in which a rank on a CPU computes, with one thread; before its process starts."""
-    kind = mkl_type()
-    return {**MALLOC, **({"MKL_DEBUG_CPU_TYPE": kind} if kind else {}), "OMP_NUM_THREADS": "1"}
+    return {**MALLOC, **mkl(), "OMP_NUM_THREADS": "1"}
+
+
+def without_variables() -> dict[str, str]:
+    """This process's environment for Paddle as it comes, with one thread: malloc and MKL are told nothing."""
+    kept = {name: value for name, value in os.environ.items() if name not in (*MALLOC, MKL)}
+    return {**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
 
 
 def one_thread() -> dict[str, str]:
     """The variables of a process that computes in one thread, as a rank; what is set stays. Before Paddle's import."""
-    kind = mkl_type()
-    wanted = {"OMP_NUM_THREADS": "1", **({"MKL_DEBUG_CPU_TYPE": kind} if kind else {})}
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {name: os.environ.get(name, value) for name, value in ({"OMP_NUM_THREADS": "1"} | mkl()).items()}
+
+
+def start_with(wanted: dict[str, str], *options: str) -> None:
+    """Starts this script anew, with Python's `options`, unless it has these variables: malloc and MKL read them when
+    they are loaded."""
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *options, *sys.argv], {**os.environ, **wanted})
+
+
+def command(recipe: Path, words: Iterable[str]) -> list[str]:
+    return [sys.executable, __file__, str(recipe), *words]
+
+
+def printed(recipe: Path, words: Iterable[str], extra: dict[str, str]) -> str:
+    """What a process of this script prints that has these `extra` variables."""
+    environment = {**os.environ, **extra}
+    return subprocess.run(
+        command(recipe, words), env=environment, check=True, capture_output=True, text=True, timeout=300
+    ).stdout
+
+
+def mean_compute(texts: Sequence[str]) -> Compute:
+    """Of what several processes printed."""
+    reports = [json.loads(text.splitlines()[-1]) for text in texts]
+    return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
 
 
 def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
@@ -83,7 +121,5 @@ def quick(times: Iterable[float]) -> float:
 
 
 if __name__ == "__main__":
-    missing = {name: value for name, value in variables().items() if os.environ.get(name) != value}
-    if missing:  # malloc and MKL read them when they are loaded
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **missing})
+    start_with(variables())
     print(json.dumps(measured(Path(sys.argv[1]), sys.argv[2:], steps=14)))

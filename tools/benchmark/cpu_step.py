@@ -11,24 +11,23 @@ backward and AdamW), and of the ratio to Paddle as it comes within a round, whic
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.launch.command import MALLOC
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.beside_torch import shipped
+from tools.benchmark.compute import mkl, without_variables
 from tools.benchmark.turns import ratio
 from tools.command_line import parser_of
 from tools.tables import table_head, table_row
 
-MKL = {"MKL_DEBUG_CPU_TYPE": kind} if (kind := mkl_type()) else {}
+MKL = mkl()
 # Each adds one thing to the one before: (what the table calls it, the process's variables, what the model does).
 STAGES: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
     ("Paddle as it comes", {}, ()),
@@ -73,18 +72,12 @@ def table(models: list[str], rounds: int, steps: int) -> Iterator[str]:
 
 
 def in_process(model: str, variables: dict[str, str], done: tuple[str, ...], steps: int) -> float:
-    kept = {name: value for name, value in os.environ.items() if name not in (*MALLOC, "MKL_DEBUG_CPU_TYPE")}
-    words = ["--measure", ",".join((model, *done)), "--steps", str(steps)]
-    env = {**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables}
-    said = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    ).stdout
-    return float(said.split()[-1])
+    words = ["-W", "ignore", __file__, "--measure", ",".join((model, *done)), "--steps", str(steps)]
+    environment = {**without_variables(), **variables}
+    job = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=True, timeout=600
+    )
+    return float(job.stdout.split()[-1])
 
 
 def measure(name: str, done: tuple[str, ...], steps: int) -> float:
@@ -99,7 +92,7 @@ def measure(name: str, done: tuple[str, ...], steps: int) -> float:
     if "attention" not in done:
         _attention._strided_copies_are_slow = lambda x: False
     paddle.seed(0)
-    model, inputs, targets = task(name)
+    model, inputs, targets = shipped(name)
     if "biases" in done:
         quick_biases(model)
     if "convolutions" in done:
@@ -114,23 +107,6 @@ def measure(name: str, done: tuple[str, ...], steps: int) -> float:
         optimizer.clear_grad()
         taken.append(time.process_time() - began)
     return 1000 * statistics.median(taken[2:])
-
-
-def task(name: str) -> tuple[Any, Any, Any]:
-    """A model, and inputs and targets for one batch."""
-    import paddle
-    from paddle import nn
-
-    if name == "mlp":
-        layers = [nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10)]
-        return nn.Sequential(*layers), paddle.randn([128, 256]), paddle.randint(0, 10, [128])
-    if name == "resnet":
-        model = paddle.vision.models.resnet18(num_classes=10)
-        return model, paddle.randn([16, 3, 64, 64]), paddle.randint(0, 10, [16])
-    from models import gpt
-
-    model = gpt.GPT(gpt.Config(width=256, depth=4, heads=8, length=128))
-    return model, paddle.randint(0, 256, [8, 128]), paddle.randint(0, 256, [8, 128])
 
 
 if __name__ == "__main__":

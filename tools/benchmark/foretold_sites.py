@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,15 +16,12 @@ from pathlib import Path
 
 from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
-from tests.sim.build import built
-from tools.benchmark.compute import quick, variables
+from tools.benchmark.compute import command, mean_compute, printed, quick
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.foretold_table import Row
 from tools.benchmark.link_events import Cost, Kind, Link
 from tools.benchmark.namespaces import BURST_BYTES, Cluster
-from tools.benchmark.overlap import windows
-from tools.benchmark.run_job import run_job
-from tools.benchmark.slow_device import VARIABLE
+from tools.benchmark.overlap import device_variables, job_windows
 from tools.benchmark.step_events import step_seconds
 from tools.benchmark.wire import Bench
 
@@ -136,8 +133,7 @@ class Namespaces(Site):
         return [*choice.words, "train.device=cpu"]
 
     def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
-        command = [sys.executable, str(HERE / "compute.py"), str(recipe), *words]
-        return mean_compute([json.loads(text.splitlines()[-1]) for text in self.bench.on_all(command)])
+        return mean_compute(self.bench.on_all(command(recipe, words)))
 
     def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
         """Cut layers do more than their share: norms are not cut, and cutting adds operations. They are measured in
@@ -195,21 +191,13 @@ class Device(Site):
 
     def __init__(self, links: Sequence[LinkSpeed], flops: float, steps: int) -> None:
         super().__init__(links)
-        self.variables = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(flops)}
+        self.variables = device_variables(flops)
         self._steps, self._costs = steps, dict[int, dict[Kind, list[Cost]]]()
 
     def compute(self, recipe: Path, words: list[str], ranks: int) -> Compute:
         """The mean of as many processes at once: they share this machine's processors, as ranks do."""
-
-        def one(_: int) -> dict[str, float]:
-            done = subprocess.run(
-                [sys.executable, str(HERE / "compute.py"), str(recipe), *words],
-                env={**os.environ, **self.variables}, check=True, capture_output=True, text=True, timeout=300,
-            )  # fmt: skip
-            return dict(json.loads(done.stdout.splitlines()[-1]))
-
         with ThreadPoolExecutor(ranks) as pool:
-            return mean_compute([*pool.map(one, range(ranks))])
+            return mean_compute([*pool.map(lambda _: printed(recipe, words, self.variables), range(ranks))])
 
     def rank_compute(self, choice: Choice, forecast: Forecast) -> Compute:
         """Cut layers are measured as in namespaces: their steps over a link without limit, less their exchanges."""
@@ -252,18 +240,7 @@ class Device(Site):
         """Seconds of a step over a link of this speed, or without a limit."""
         rate = speed.bytes_per_second if speed is not None else 0.0
         slow = {"SIM_BANDWIDTH": f"{rate:.0f}", "SIM_LATENCY": str(LATENCY)}
-        with tempfile.TemporaryDirectory(prefix="foretold-") as folder:
-            run_job(
-                "tools.benchmark.slow_device:train", recipe, ranks, folder,
-                overrides=[*words, f"train.length={self._steps} steps"],
-                variables={**self.variables, **slow}, timeout=600,
-            )  # fmt: skip
-            return quick(windows(Path(folder, "run", "metrics.jsonl")))
-
-
-def mean_compute(reports: Sequence[Mapping[str, float]]) -> Compute:
-    """Of what several processes measured."""
-    return Compute(**{name: statistics.mean(each[name] for each in reports) for name in reports[0]})
+        return quick(job_windows(ranks, words, self._steps, {**self.variables, **slow}, recipe))
 
 
 def read_costs(file: Path) -> dict[Kind, list[Cost]]:

@@ -42,6 +42,7 @@ import numpy as np
 from PIL import Image
 
 from paddle_dp.launch.command import MALLOC
+from tools.benchmark.compute import start_with
 from tools.benchmark.turns import ratio
 from tools.command_line import parser_of, why_no_import
 
@@ -297,11 +298,11 @@ def main() -> None:
     parser.add_argument("--tokens", action="store_true", help="read tokens instead")
     parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if not given.serve and not MALLOC.keys() <= os.environ.keys():  # malloc reads them when a process starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
     if given.serve:
         serve(given.serve, given.batch, given.workers)
-    elif given.tokens:
+        return
+    start_with({name: os.environ.get(name, value) for name, value in MALLOC.items()})
+    if given.tokens:
         tokens(given.batch, given.length, given.rounds)
     else:
         images(given.count, given.batch, given.workers, given.rounds, given.torch, given.tar)

@@ -13,12 +13,10 @@ stream is carried out at once, so that nothing overlaps.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.plan.bound import Compute
 from tests.sim.build import built, why_not
-from tools.benchmark.compute import variables
+from tools.benchmark.compute import mean_compute, printed, variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.run_job import run_job
 from tools.benchmark.slow_device import VARIABLE
 from tools.command_line import parser_of
-from tools.tables import table_head
+from tools.tables import table_head, table_row
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "gpt_sim.yaml"
@@ -82,7 +80,7 @@ def main() -> int:
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 2
-    device = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(given.flops)}
+    device = device_variables(given.flops)
     print(table_head(NAMES))
     alone: dict[tuple[int, int], Compute] = {}
     for layout in LAYOUTS:
@@ -101,34 +99,38 @@ def row(layout: Layout, alone: Compute, device: dict[str, str], steps: int) -> s
     link = forecast.bytes / own.total
     best, _ = forecast.milliseconds(alone, link)
     slow = {**device, "SIM_BANDWIDTH": f"{link:.0f}", "SIM_LATENCY": LATENCY}
-    took, exposed = (1e3 * step(layout, {**slow, "SIM_SYNC": sync}, steps) for sync in "01")
-    return (
-        f"| {layout.name} | {layout.ranks} | {forecast.bytes / 1e6:.2f} | {link / 1e6:.1f} | {1e3 * own.total:.0f} | "
-        f"{best:.0f} | {took:.0f} | {took / best:.2f} | {exposed:.0f} | {exposed / best:.2f} |"
+    # Medians of means over 4 steps, of which the first ones do not count.
+    took, exposed = (
+        1e3 * statistics.median(job_windows(layout.ranks, layout.words, steps, {**slow, "SIM_SYNC": sync}))
+        for sync in "01"
     )
+    cells = [f"{forecast.bytes / 1e6:.2f}", f"{link / 1e6:.1f}", f"{1e3 * own.total:.0f}", f"{best:.0f}"]
+    cells += [f"{took:.0f}", f"{took / best:.2f}", f"{exposed:.0f}", f"{exposed / best:.2f}"]
+    return table_row([layout.name, layout.ranks, *cells])
 
 
 def compute(layout: Layout, device: dict[str, str]) -> Compute:
     """What one process with a rank's share of the batch computes in a step."""
     batch = Forecast.of(RECIPE, layout.words, layout.ranks).batch // layout.ranks
     words = [f"train.batch={batch}", f"train.micro_batches={min(layout.micro_batches, batch)}"]
-    command = [sys.executable, str(HERE / "compute.py"), str(RECIPE), *words]
-    done = subprocess.run(
-        command, env={**os.environ, **device}, check=True, capture_output=True, text=True, timeout=300
-    )
-    return Compute(**json.loads(done.stdout.splitlines()[-1]))
+    return mean_compute([printed(RECIPE, words, device)])
 
 
-def step(layout: Layout, device: dict[str, str], steps: int) -> float:
-    """Seconds of a step of a job in this layout, the median of means over 4 steps, of which the first ones do not
-    count."""
-    with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
-        words = [*layout.words, f"train.length={steps} steps"]
+def device_variables(flops: float) -> dict[str, str]:
+    """Those of a rank on the simulated accelerator, of so many FLOP/s."""
+    return {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(flops)}
+
+
+def job_windows(
+    ranks: int, words: Sequence[str], steps: int, device: dict[str, str], recipe: Path = RECIPE
+) -> list[float]:
+    """The `windows` of a job with these overrides, for so many steps on that device."""
+    with tempfile.TemporaryDirectory(prefix="device-") as folder:
         run_job(
-            "tools.benchmark.slow_device:train", RECIPE, layout.ranks, folder,
-            overrides=words, variables=device, timeout=600,
+            "tools.benchmark.slow_device:train", recipe, ranks, folder,
+            overrides=[*words, f"train.length={steps} steps"], variables=device, timeout=600,
         )  # fmt: skip
-        return statistics.median(windows(Path(folder, "run", "metrics.jsonl")))
+        return [*windows(Path(folder, "run", "metrics.jsonl"))]
 
 
 def windows(metrics: Path) -> Iterator[float]:

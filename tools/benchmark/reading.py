@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.benchmark.turns import ratio, seconds_of_job, train_in_turns
+from tools.benchmark.turns import ratio, seconds_of_job
 from tools.command_line import parser_of
 from tools.tables import table_head, table_row
 
@@ -32,7 +32,7 @@ dataset: {{use: tools.benchmark.reading.Samples, size: {inputs}, loading: {loadi
 loss: {{use: cross_entropy}}
 optimizer: {{use: sgd}}
 schedule: {{use: constant, learning_rate: 1.0e-3}}
-train: {{length: {steps} steps, batch: 64}}
+train: {{length: 1 steps, batch: 64}}
 callbacks: []
 """
 CASES = [(64, 0.0, 0), (12288, 0.0, 0), (12288, 0.0, 1), (12288, 0.2, 0), (12288, 0.2, 1)]
@@ -64,23 +64,6 @@ class Read:
         return np.full(self.settings.size, index % 10, "float32"), np.int64(index % 10)
 
 
-def measure(recipe: Any, options: dict[str, Any]) -> None:
-    """In every rank: trains the recipe with both readings in turns; rank 0 writes seconds a step."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh = join(seed=0)
-    trainers = {}
-    for reading in ("each", "scatter"):
-        words = [f"dataset.reading={reading}", f"output_dir={options['folder']}/{reading}"]
-        words += [f"loader.num_workers={options['workers']}"]
-        trainers[reading] = build(read_recipe(Path(options["recipe"]), words), mesh)
-    train_in_turns(trainers, mesh, TURN, TURNS, options["folder"])
-    for trainer in trainers.values():
-        trainer.loader.close()
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -91,8 +74,12 @@ def main() -> None:
     for inputs, loading, workers in CASES:
         with tempfile.TemporaryDirectory(prefix="reading-") as folder:
             recipe = Path(folder, "recipe.yaml")
-            recipe.write_text(RECIPE.format(inputs=inputs, loading=loading, steps=1))
-            seconds = seconds_of_job("tools.benchmark.reading:measure", recipe, given.ranks, workers=workers)
+            recipe.write_text(RECIPE.format(inputs=inputs, loading=loading))
+            trainers = {
+                reading: [f"dataset.reading={reading}", f"loader.num_workers={workers}"]
+                for reading in ("each", "scatter")
+            }
+            seconds = seconds_of_job(recipe, given.ranks, trainers, TURN, TURNS)
         each, scatter = (f"{1e3 * statistics.median(times):.2f}" for times in seconds.values())
         compared = f"{ratio(seconds['scatter'], seconds['each']):.2f}"
         print(table_row([inputs, f"{loading:g}", workers, each, scatter, compared]), flush=True)

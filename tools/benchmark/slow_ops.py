@@ -9,7 +9,6 @@ in one thread, in ms of CPU time, and what the package does instead where it doe
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
@@ -19,10 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.benchmark.compute import variables
+from tools.benchmark.compute import start_with, variables
 from tools.tables import table_head, table_row
-
-WANTED = {**variables(), "GLOG_minloglevel": "2"}
 
 
 def main() -> None:
@@ -87,6 +84,5 @@ def seconds(function: Callable[[], Any], times: int = 15) -> float:
 
 
 if __name__ == "__main__":
-    if any(os.environ.get(name) != value for name, value in WANTED.items()):
-        os.execve(sys.executable, [sys.executable, "-W", "ignore", *sys.argv], {**os.environ, **WANTED})
+    start_with({**variables(), "GLOG_minloglevel": "2"}, "-W", "ignore")
     main()

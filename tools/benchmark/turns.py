@@ -65,11 +65,33 @@ def batches(loader: Any) -> Iterator[Any]:
         yield from loader.read(epoch)
 
 
-def seconds_of_job(entry_point: str, recipe: Path, ranks: int, **extra: Any) -> Seconds:
-    """Seconds a step of each trainer, by a job whose `entry_point` calls `train_in_turns`; it gets `extra`, the recipe
-    and the folder."""
+def measure(recipe: Any, options: dict[str, Any]) -> None:
+    """The entry point of `seconds_of_job`, in every rank: builds a trainer for each of `trainers`, and trains in turns.
+    One of the strategy `single` is rank 0's alone."""
+    from paddle_dp.assembly.build import build
+    from paddle_dp.mesh import Mesh, join
+    from paddle_dp.recipe import read_recipe
+
+    mesh, folder = join(seed=0), options["folder"]
+    trainers: dict[str, Any] = dict.fromkeys(options["trainers"])
+    for name, words in options["trainers"].items():
+        alone = "strategy={use: single}" in words
+        if mesh.is_main or not alone:
+            overrides = [*words, f"output_dir={folder}/{name}", "callbacks=[]"]
+            settings = read_recipe(Path(options["recipe"]), overrides)
+            trainers[name] = build(settings, Mesh.alone() if alone else mesh)
+    train_in_turns(trainers, mesh, options["steps"], options["turns"], folder)
+    for trainer in filter(None, trainers.values()):
+        trainer.loader.close()
+
+
+def seconds_of_job(
+    recipe: Path, ranks: int, trainers: Mapping[str, Sequence[str]], steps: int, turns: int
+) -> Seconds:
+    """Seconds a step of each trainer, which are overrides of the recipe by name: all live in the same ranks, and make
+    so many `steps` in each of the `turns`."""
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
-        words = {**extra, "folder": folder, "recipe": str(recipe)}
-        run_job(entry_point, recipe, ranks, folder, extra=words)
+        words = {"folder": folder, "recipe": str(recipe), "steps": steps, "turns": turns}
+        run_job("tools.benchmark.turns:measure", recipe, ranks, folder, extra={**words, "trainers": trainers})
         seconds: Seconds = json.loads(Path(folder, "seconds.json").read_text())
         return seconds

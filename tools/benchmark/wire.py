@@ -35,7 +35,7 @@ from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
-from tools.benchmark.compute import variables
+from tools.benchmark.compute import command, mean_compute, variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, ended, events, why_not
 from tools.benchmark.slow_device import VARIABLE
@@ -230,13 +230,7 @@ class Bench:
     def compute(self, recipe: Path, batch: int) -> Compute:
         """What a rank computes in a step, measured on all nodes at once; in the mean of the nodes."""
         if recipe not in self._computed:
-            said = self.on_all(
-                [sys.executable, str(HERE / "compute.py"), str(recipe), f"train.batch={batch}"]
-            )
-            found = [json.loads(text.splitlines()[-1]) for text in said]
-            self._computed[recipe] = Compute(
-                **{name: statistics.mean(one[name] for one in found) for name in found[0]}
-            )
+            self._computed[recipe] = mean_compute(self.on_all(command(recipe, [f"train.batch={batch}"])))
         return self._computed[recipe]
 
     def on_all(self, command: list[str]) -> list[str]:
