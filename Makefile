@@ -56,7 +56,6 @@ site:            ## the documentation as a site, in site/: open site/index.html;
 
 pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
 	$(PYTHON) tools/learn_pictures.py docs/pictures
-	$(PYTHON) tools/exchange_pictures.py docs/pictures
 
 report-pictures: ## draw docs/pictures/report.webp and compare.webp anew: two trainings and Chromium, minutes
 	$(PYTHON) tools/report_pictures.py docs/pictures

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/learn anew, by the pages' own commands: python tools/learn_pictures.py docs/pictures
+"""Draws the pictures of docs/learn anew, by the pages' own blocks: python tools/learn_pictures.py docs/pictures
 
 It takes minutes, and `scikit-learn`. The blocks of the pipeline's model sleep, so two cores are enough for four ranks;
 the step times of a busy machine are a little longer.
@@ -6,7 +6,6 @@ the step times of a busy machine are a little longer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -19,11 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paddle_dp.figures import INK, QUIET, new_figure
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-ROOT = Path(__file__).resolve().parents[1]
+from paddle_dp.figures import INK, QUIET, new_figure
+from tools.command_line import ROOT, parser_of
+
 CHAPTERS = ROOT / "docs/learn"
 COLOURS = ("#3f7fbf", "#e08a3c", "#6b8e5a")
+SHADES = ("#eef2f7", "#c6dcf2", "#9cc5eb", "#6aa3d8", "#3f7fbf")  # by the number of gradients in a part
 AGES = (0, 1, 2, 4, 8, 16)
 MESH = (
     "paddle-dp train configs/gpt_tiny.yaml --ranks 4 name=learn-four-devices strategy.pipeline=2 "
@@ -42,16 +44,13 @@ def commands(page: Path) -> list[str]:
     return [block for block in blocks if "four_stages.yaml" in block]
 
 
-def train(folder: Path) -> None:
-    """Runs the commands of cut-models.md in `folder`. Raises CalledProcessError if one of them fails."""
-    page = CHAPTERS / "cut-models.md"
+def run(page: Path, folder: Path, *commands: str) -> None:
+    """Runs commands of a page in `folder`, beside its files. Raises CalledProcessError if one of them fails."""
     for name, code in code_blocks(page).items():
         (folder / name).write_text(code)
-    for name in ("configs", "models"):
-        shutil.copytree(ROOT / name, folder / name)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for command in [*commands(page), MESH]:
+    for command in commands:
         subprocess.run(["bash", "-eo", "pipefail", "-c", command], cwd=folder, env=environment, check=True)
 
 
@@ -117,20 +116,65 @@ def draw_staleness(losses: dict[float, list[float]], file: Path) -> None:
     figure.savefig(file)
 
 
+def rows_of(printed: str) -> list[list[list[str]]]:
+    """Of what ring.py prints: the parts that each rank holds after each turn, and before the first one."""
+    turns = [line.split(" | ")[1:] for line in printed.splitlines() if re.match(r"\d+ \|", line)]
+    rows = [[rank.split() for rank in turn] for turn in turns]
+    ranks = len(rows[0])
+    return [[[str(10**rank)] * ranks for rank in range(ranks)], *rows]
+
+
+def draw_ring(rows: list[list[list[str]]], file: Path) -> None:
+    """A row for each turn, a group of cells for each rank; the part that has arrived in that turn has a frame."""
+    from matplotlib.patches import Rectangle
+
+    ranks = len(rows[0])
+    figure = new_figure(9, 4.2, dpi=150, facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    for turn, row in enumerate(rows):
+        name = "before" if turn == 0 else f"turn {turn}: {'adds' if turn < ranks else 'copies'}"
+        axes.text(-0.2, turn + 0.45, name, ha="right", va="center", fontsize=9, color=INK)
+        for rank, parts in enumerate(row):
+            for number, part in enumerate(parts):
+                left = rank * (ranks + 0.7) + number
+                arrived = turn > 0 and number == (rank - turn) % ranks
+                edge, width = (INK, 1.6) if arrived else ("white", 0.8)
+                shade = SHADES[part.count("1")]
+                box = Rectangle((left, turn), 0.96, 0.88, facecolor=shade, edgecolor=edge, linewidth=width)
+                axes.add_patch(box)
+                light = "white" if part.count("1") == ranks else INK
+                axes.text(left + 0.48, turn + 0.45, part, ha="center", va="center", fontsize=7.5, color=light)
+    for rank in range(ranks):
+        middle = rank * (ranks + 0.7) + ranks / 2
+        axes.text(middle, -0.3, f"rank {rank}", ha="center", fontsize=9.5, color=INK, fontweight="bold")
+    axes.set_xlim(-3, ranks * (ranks + 0.7))
+    axes.set_ylim(len(rows) + 0.1, -0.8)
+    axes.axis("off")
+    title = f"A ring of {ranks} ranks: {len(rows) - 1} turns; framed: what the left neighbour has sent"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
+    figure.savefig(file)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("pictures", type=Path, nargs="?", default=ROOT / "docs/pictures")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paddle-dp-pictures-") as scratch:
         folder = Path(scratch)
-        train(folder)
-        for run in sorted((folder / "runs").glob("learn-*")):
-            picture = next(run / name for name in ("timeline.png", "mesh.png") if (run / name).exists())
-            shutil.copy(picture, given.pictures / f"{run.name}.png")
+        for name in ("configs", "models"):
+            shutil.copytree(ROOT / name, folder / name)
+        cut, exchange = CHAPTERS / "cut-models.md", CHAPTERS / "exchange.md"
+        run(cut, folder, *commands(cut), MESH)
+        for training in sorted((folder / "runs").glob("learn-*")):
+            pictures = (training / name for name in ("timeline.png", "mesh.png"))
+            shutil.copy(next(filter(Path.exists, pictures)), given.pictures / f"{training.name}.png")
         draw_micro_batches(micro_batches(folder / "runs"), 32, given.pictures / "learn-micro-batches.png")
         draw_staleness(staleness_losses(folder), given.pictures / "learn-staleness.png")
+        run(exchange, folder, f"{sys.executable} ring.py > ring.txt")
+        draw_ring(rows_of((folder / "ring.txt").read_text()), given.pictures / "learn-ring.png")
+        (buckets,) = re.findall(r"^```bash\n([^`]*name=buckets.*?)^```", exchange.read_text(), re.S | re.M)
+        run(exchange, folder, buckets)
+        shutil.copy(folder / "runs/buckets/timeline.png", given.pictures / "learn-buckets.png")
     return 0
 
 
