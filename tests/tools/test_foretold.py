@@ -324,7 +324,7 @@ def test_a_place_that_is_not_here_is_skipped_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(foretold, "why_not", lambda: "run it as root on Linux.")
-    monkeypatch.setattr(foretold.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(foretold, "end_on_sigterm", lambda: None)
     monkeypatch.setattr("sys.argv", ["foretold.py", "--on", "namespaces", "--nodes", "2", "--models", "mlp"])
     assert foretold.main() == 2
     said = capsys.readouterr().err

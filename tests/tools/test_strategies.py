@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
+import subprocess
 
 import pytest
 
-from tools.benchmark.strategies import TASKS, WAYS, Followed, ancestors, combinations, write
+from tools.benchmark.restart import rank_pid
+from tools.benchmark.strategies import TASKS, WAYS, Followed, combinations, write
 from tools.benchmark.strategies_table import (
     Faulty,
     Point,
@@ -101,5 +102,18 @@ def test_evaluations_are_left_out_of_seconds_and_bytes():
     assert follows.points[1] == Point(step=8, seconds=2.0, loss=0.6, mb=4.5, busiest_mb=14.0)
 
 
-def test_this_process_descends_from_its_parent():
-    assert os.getppid() in ancestors(os.getpid())
+@pytest.mark.processes
+def test_a_rank_is_the_process_that_writes_its_newest_log(tmp_path):
+    attempts = [tmp_path / "logs" / f"attempt-00{number}" for number in (1, 2)]
+    for folder in attempts:
+        folder.mkdir(parents=True)
+        (folder / "workerlog.1").touch()
+    with (attempts[1] / "workerlog.1").open("w") as log:
+        process = subprocess.Popen(["sleep", "60"], stdout=log)
+    try:
+        assert rank_pid(tmp_path, 1) == process.pid
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(RuntimeError, match="nobody writes"):
+        rank_pid(tmp_path, 1)

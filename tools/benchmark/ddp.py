@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -13,12 +14,7 @@ from torch import nn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--steps", "--every", "--batch", "--rank", "--ranks"):
-        parser.add_argument(name, type=int, required=True)
-    for name in ("--master", "--out", "--interface"):
-        parser.add_argument(name, required=True)
-    given = parser.parse_args()
+    given = SimpleNamespace(**json.loads(sys.argv[1]))
     os.environ["GLOO_SOCKET_IFNAME"] = given.interface
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,14 +35,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.launch.silence import import_paddle
+from paddle_dp.errors import UsageError
 from paddle_dp.plan.legal import layouts
 from paddle_dp.units import LinkSpeed
 from tests.sim.build import why_not as why_no_device
 from tools.benchmark.foretold_sites import MICRO_BATCHES, RECIPES, Choice, Device, Namespaces, Site
 from tools.benchmark.foretold_table import Row, picture, table, verdict
-from tools.benchmark.namespaces import cluster, why_not
+from tools.benchmark.namespaces import cluster, end_on_sigterm, going_on, why_not
 from tools.command_line import parser_of
 from tools.tables import read_csv, write_csv
 
@@ -54,12 +52,6 @@ SPEEDS = {
 FLOPS = 2e9  # of a simulated device: so slow that what Python takes on a shared core is a small part
 NODE_FLOPS = 5e9  # of a node: a fifth of a core's, so that two of them do not wait for each other's products
 DEVICE_STEPS = 12  # the first four do not count
-FAILURES = (
-    RuntimeError,
-    TimeoutError,
-    subprocess.SubprocessError,
-    PaddleDPError,
-)  # of one job; others are worth knowing
 BATCH = 16  # of the GPT: 4 ranks have a sample in each micro-batch
 
 
@@ -108,13 +100,10 @@ def measured(site: Site, wanted: Sequence[Choice], rounds: int, failed: list[str
     loads: dict[Choice, list[float]] = {choice: [] for choice in wanted}
     for number in range(rounds):
         for choice in wanted:
-            try:
+            with going_on(f"{site.name}, {choice.model}, {choice.name}", failed):
                 load = waiting()
                 times[choice].append(site.steps(choice))
                 loads[choice].append(load)
-            except FAILURES as error:
-                failed.append(f"{site.name}, {choice.model}, {choice.name}")
-                print(f"{failed[-1]} failed: {error}", file=sys.stderr, flush=True)
             if number == rounds - 1 and times[choice]:
                 yield from site.rows(choice, times[choice], loads[choice])
 
@@ -124,8 +113,7 @@ def main() -> int:
     if options.table:
         rows = read_csv(Row, *options.table)
     else:
-        import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+        end_on_sigterm()
         rows = []
         for row in all_rows(options, failed):
             rows.append(row)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from paddle_dp.errors import PaddleDPError
+from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
 
 # What a link sends at once after a pause: a larger one hides some of a short exchange.
@@ -144,6 +148,23 @@ def check(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) ->
         if process.returncode:
             said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise RuntimeError(f"{process.args!r}: status {process.returncode}\n{said}")
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM ends this process through every `finally`. Paddle is imported first: it takes the signal for itself, and
+    would end this process with the nodes still there."""
+    import_paddle()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+@contextmanager
+def going_on(name: str, failed: list[str]) -> Iterator[None]:
+    """Behind a block that fails the others go on, for they are worth knowing: it adds the block's name to `failed`."""
+    try:
+        yield
+    except (RuntimeError, TimeoutError, subprocess.SubprocessError, PaddleDPError) as error:
+        failed.append(name)
+        print(f"{name} failed: {error}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -6,11 +6,8 @@ stands for the time of an accelerator, and needs no core of a machine that other
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import paddle
@@ -18,10 +15,10 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from paddle_dp.train import Callback, Moment, Run
+from tools.benchmark.recovery_table import append
 
-_forwards: list[
-    tuple[float, list[int]]
-] = []  # of this process since the last update: its time and its samples
+# Of this process since the last update: its time and its samples.
+_forwards: list[tuple[float, list[int]]] = []
 
 
 class Samples:
@@ -73,21 +70,16 @@ class StepLog(Callback):
     def start(self, moment: Moment) -> None:
         _forwards.clear()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._write({"from": moment.progress.step})
+        append(self.folder, self.rank, **{"from": moment.progress.step})
 
     def step(self, moment: Moment) -> None:
         samples = sorted({sample for _, indices in _forwards for sample in indices})
         began = min((time for time, _ in _forwards), default=time.time())
         _forwards.clear()
-        self._write({"began": began, "step": moment.progress.step, "samples": samples})
+        append(self.folder, self.rank, began=began, step=moment.progress.step, samples=samples)
 
     def end(self, moment: Moment) -> None:
         if self.rank:
             return
         named = moment.trainer.learner.placed.named_parameters()
         np.savez(self.folder / "weights.npz", **{name: p.numpy() for name, p in named})
-
-    def _write(self, fields: dict[str, Any]) -> None:
-        line = {"time": time.time(), "rank": self.rank, "pid": os.getpid(), **fields}
-        with (self.folder / f"rank-{self.rank}-{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")

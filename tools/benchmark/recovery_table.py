@@ -9,7 +9,9 @@ learned from in that update; `began` is the time of its forward. Times are secon
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,13 @@ class Kill:
     time: float
     kind: str
     ended: frozenset[int] = frozenset()
+
+
+def append(folder: Path, rank: int, **fields: Any) -> None:
+    """Adds a line of this process to the log of its rank."""
+    line = {"time": time.time(), "rank": rank, "pid": os.getpid(), **fields}
+    with (folder / f"rank-{rank}-{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_log(folder: Path) -> list[Line]:

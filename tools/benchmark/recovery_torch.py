@@ -10,12 +10,14 @@ with the weights of the others.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+
+from tools.benchmark.recovery_table import append
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
@@ -61,44 +65,18 @@ class Data:
         return self.inputs[share], self.targets[share]
 
 
-class Log:
-    """recovery_table.py's lines of this process."""
-
-    def __init__(self, folder: str, rank: int):
-        self.path, self.rank = Path(folder) / f"rank-{rank}-{os.getpid()}.jsonl", rank
-
-    def write(self, **fields: Any) -> None:
-        line = {"time": time.time(), "rank": self.rank, "pid": os.getpid(), **fields}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def step(self, began: float, step: int, inputs: torch.Tensor) -> None:
-        self.write(began=began, step=step, samples=inputs[:, -1].long().tolist())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--width", type=int, required=True)
-    parser.add_argument("--sample-ms", type=float, required=True)
-    parser.add_argument("--save-every", type=int, required=True)
-    parser.add_argument("--torchft", action="store_true")
-    settings = parser.parse_args()
+    settings = SimpleNamespace(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Perceptron(settings.width, settings.sample_ms)
     learned = fault_tolerant(model, settings) if settings.torchft else checkpointed(model, settings)
     if learned:
-        np.savez(
-            Path(settings.folder) / "weights.npz",
-            **{n: p.detach().numpy() for n, p in model.named_parameters()},
-        )
+        weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+        np.savez(Path(settings.folder) / "weights.npz", **weights)
 
 
-def checkpointed(model: Perceptron, settings: argparse.Namespace) -> bool:
+def checkpointed(model: Perceptron, settings: SimpleNamespace) -> bool:
     """Under torchrun; true on rank 0.
 
     Each attempt has keys of its own in the agent's store: by `init_process_group("gloo")` alone the ranks of a restart
@@ -108,7 +86,8 @@ def checkpointed(model: Perceptron, settings: argparse.Namespace) -> bool:
     agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", agent)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    data, log = Data(settings.data, settings.batch, rank, ranks), Log(settings.folder, rank)
+    data = Data(settings.data, settings.batch, rank, ranks)
+    log = partial(append, Path(settings.folder), rank)
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
     path, done = Path(settings.folder) / "checkpoint.pt", 0
@@ -117,20 +96,20 @@ def checkpointed(model: Perceptron, settings: argparse.Namespace) -> bool:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         done = state["step"]
-    log.write(**{"from": done})
+    log(**{"from": done})
     for step in range(done + 1, settings.steps + 1):
         began, (inputs, targets) = time.time(), data.of_step(step)
         F.cross_entropy(wrapped(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-        log.step(began, step, inputs)
+        log(began=began, step=step, samples=inputs[:, -1].long().tolist())
         if rank == 0 and step % settings.save_every == 0:
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path)
     dist.barrier()
     return rank == 0
 
 
-def fault_tolerant(model: Perceptron, settings: argparse.Namespace) -> bool:
+def fault_tolerant(model: Perceptron, settings: SimpleNamespace) -> bool:
     """Under torchft; true on replica 0.
 
     Gradients are exchanged by Manager.allreduce: in torchft 0.2.0 DistributedDataParallel over gloo ends a replica with
@@ -140,7 +119,8 @@ def fault_tolerant(model: Perceptron, settings: argparse.Namespace) -> bool:
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
     rank, ranks = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
-    data, log = Data(settings.data, settings.batch, rank, ranks), Log(settings.folder, rank)
+    data = Data(settings.data, settings.batch, rank, ranks)
+    log = partial(append, Path(settings.folder), rank)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
     path, logs = Path(settings.folder) / f"checkpoint-{rank}.pt", False
 
@@ -175,9 +155,9 @@ def fault_tolerant(model: Perceptron, settings: argparse.Namespace) -> bool:
         if manager.current_step() != step:  # not committed, or the state of another replica was taken
             continue
         if not logs:
-            log.write(**{"time": began, "from": step - 1})
+            log(**{"time": began, "from": step - 1})
         logs = True
-        log.step(began, step, inputs)
+        log(began=began, step=step, samples=inputs[:, -1].long().tolist())
         if step % settings.save_every == 0:
             save({**state_dict(), "manager": manager.state_dict()}, path)
     manager.shutdown(wait=False)

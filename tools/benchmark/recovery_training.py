@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -188,12 +189,12 @@ class Training:
 
     def _script(self) -> list[str]:
         settings = self.settings
-        return [
-            str(ROOT / "tools/benchmark/recovery_torch.py"), "--data", str(settings.data),
-            "--folder", str(self.folder / "log"), "--steps", str(settings.steps), "--batch", str(settings.batch),
-            "--width", str(WIDTH), "--sample-ms", str(settings.sample_ms * self.sleeps),
-            "--save-every", str(settings.save_every),
-        ]  # fmt: skip
+        words = {
+            "data": str(settings.data), "folder": str(self.folder / "log"), "steps": settings.steps,
+            "batch": settings.batch, "width": WIDTH, "sample_ms": settings.sample_ms * self.sleeps,
+            "save_every": settings.save_every, "torchft": self.system.family == "torchft",
+        }  # fmt: skip
+        return [str(ROOT / "tools/benchmark/recovery_torch.py"), json.dumps(words)]
 
     def _torchrun(self, node: int, again: bool) -> tuple[list[str], dict[str, str]]:
         return self._launched("--standalone", "--nproc-per-node", str(RANKS)), {}
@@ -204,7 +205,7 @@ class Training:
             "NUM_REPLICA_GROUPS": str(RANKS),
         }  # fmt: skip
         master = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(self.port + 1 + 100 * node))]
-        return [*self._launched("--nnodes", "1", "--nproc-per-node", "1", *master), "--torchft"], variables
+        return self._launched("--nnodes", "1", "--nproc-per-node", "1", *master), variables
 
     def _launched(self, *options: str) -> list[str]:
         """The script under torchrun."""

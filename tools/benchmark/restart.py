@@ -75,7 +75,7 @@ def rank_pid(run: Path, rank: int) -> int:
                 return int(process.name)
         except OSError:
             continue
-    raise SystemExit(f"nobody writes {log}")
+    raise RuntimeError(f"nobody writes {log}")
 
 
 def lose(job: subprocess.Popen[bytes]) -> None:

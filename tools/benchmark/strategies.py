@@ -34,10 +34,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
+from tools.benchmark import namespaces
 from tools.benchmark.compute import variables
-from tools.benchmark.namespaces import Cluster, check, cluster, end, ended, events, why_not
+from tools.benchmark.namespaces import Cluster, ended, events, going_on
+from tools.benchmark.restart import rank_pid
 from tools.benchmark.strategies_table import (
     Faulty,
     Point,
@@ -132,37 +133,34 @@ def main() -> int:
         seconds, target = read_page(given.page.read_text(), PANEL)
         picture(seconds, TITLE.format(target, *PANEL), given.png)
         return 0
-    if reason := why_not():
+    if reason := namespaces.why_not():
         print(reason, file=sys.stderr)
         return 2
-    import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+    namespaces.end_on_sigterm()
+    failed: list[str] = []
     ways = [way for way in WAYS if not given.only or way.name in given.only]
-    with cluster(max(given.workers) + 2) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
+    with (
+        namespaces.cluster(max(given.workers) + 2) as box,
+        tempfile.TemporaryDirectory(prefix="strategies-") as folder,
+    ):
         bench = Bench(box, Path(folder))
         if given.faults:
             rows = []
             for way in (way for way in ways if TASKS[0].name in way.tasks and not way.alone):
-                try:
+                with going_on(way.name, failed):
                     rows.append(bench.faults(way))
                     print(faults_table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-                except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
-                    bench.failed.append(way.name)
-                    print(f"{way.name} failed: {error}", file=sys.stderr, flush=True)
             print(faults_table(rows))
-            return 1 if bench.failed else 0
+            return 1 if failed else 0
         found = []
         for task, workers, link, way in combinations(given.tasks, given.workers, given.links, ways):
-            try:
+            with going_on(f"{way.name} of {workers} over {link}", failed):
                 found.append(bench.training(way, task, link, workers))
                 print(found[-1], file=sys.stderr, flush=True)
-            except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
-                bench.failed.append(way.name)
-                print(f"{way.name} of {workers} over {link} failed: {error}", file=sys.stderr, flush=True)
             if given.csv and found:
                 write(found, given.csv)
     show(found, given.png)
-    return 1 if bench.failed else 0
+    return 1 if failed else 0
 
 
 def combinations(
@@ -257,8 +255,7 @@ class Bench:
     """Jobs on one cluster, one after another."""
 
     def __init__(self, box: Cluster, folder: Path):
-        self.box, self.folder, self.failed = box, folder, list[str]()
-        self._port = 9800
+        self.box, self.folder, self._port = box, folder, 9800
 
     def training(self, way: Way, task: Task, link: str, workers: int) -> Training:
         """One whole training."""
@@ -277,12 +274,12 @@ class Bench:
         try:
             for event in events(metrics, processes, PATIENCE):
                 follows.event(event, [self.box.sent(process, device) for process in processes])
-            check(processes, logs)
+            namespaces.check(processes, logs)
         except TimeoutError:
             if not follows.points:
                 raise
         finally:
-            end(processes)
+            namespaces.end(processes)
         return Training(
             way=way.name, task=task.name, workers=workers, link=link, points=follows.points, accuracy=follows.accuracy,
             samples_per_second=statistics.median(follows.rates[1:] or follows.rates),
@@ -336,11 +333,11 @@ class Bench:
         try:
             for event in events(metrics, processes, PATIENCE):
                 if event["event"] == "step" and event["step"] >= 40 and not killed_at:
-                    os.kill(pid_of(victim, processes[0].pid), signal.SIGKILL)
+                    os.kill(rank_pid(metrics.parent, victim), signal.SIGKILL)
                     killed_at = time.monotonic()
             took = time.monotonic() - killed_at
         finally:
-            end(processes)
+            namespaces.end(processes)
         said = logs[0].read_text(errors="replace").splitlines()
         status = processes[0].returncode
         first = next((line.strip() for line in said if f"rank {victim}" in line), "nothing")
@@ -349,36 +346,6 @@ class Bench:
             if status == 0
             else f"ends in {took:.1f} s, status {status}: {first}"
         )
-
-
-def pid_of(rank: int, parent: int) -> int:
-    """The process that is a rank of the job whose first process is `parent`: one that Paddle's launcher has started, or
-    a fork of a process that waits."""
-    waiting = []
-    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
-        try:
-            variables = (folder / "environ").read_text(errors="replace").split("\0")
-            words = (folder / "cmdline").read_text(errors="replace")
-            above = list(ancestors(int(folder.name)))
-        except OSError:
-            continue
-        if parent not in above:
-            continue
-        if f"PADDLE_TRAINER_ID={rank}" in variables:
-            return int(folder.name)
-        if "waiting_rank.py" in words:
-            waiting.append((above[0], int(folder.name)))
-    first = {pid for _, pid in waiting}
-    forks = [pid for above, pid in sorted(waiting) if above in first]  # in the order of those that wait
-    if len(forks) <= rank:
-        raise RuntimeError(f"rank {rank} is not there")
-    return forks[rank]
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        yield pid
 
 
 if __name__ == "__main__":

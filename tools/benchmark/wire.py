@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -31,13 +30,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.errors import PaddleDPError
-from paddle_dp.launch.silence import import_paddle
 from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import command, mean_compute, variables
 from tools.benchmark.forecast import Forecast
-from tools.benchmark.namespaces import Cluster, cluster, ended, events, why_not
+from tools.benchmark.namespaces import Cluster, cluster, end_on_sigterm, ended, events, going_on, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, table
 from tools.command_line import paddle_dp, parser_of
@@ -100,8 +97,7 @@ def main() -> int:
         if reason := why_not():
             print(reason, file=sys.stderr)
             return 2
-        import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+        end_on_sigterm()
         rows = []
         with cluster(given.nodes) as box, tempfile.TemporaryDirectory(prefix="wire-") as folder:
             bench = Bench(box, Path(folder), given.links, given.steps)
@@ -176,11 +172,8 @@ class Bench:
             yield from self.torch(torch)
         for layout in layouts:
             if nodes >= layout.least_nodes and wanted(layout.name.format(n=nodes)):
-                try:
+                with going_on(layout.name.format(n=nodes), self.failed):
                     yield from self.layout(layout)
-                except (RuntimeError, TimeoutError, PaddleDPError) as error:  # the others are worth knowing
-                    self.failed.append(layout.name.format(n=nodes))
-                    print(f"{self.failed[-1]} failed: {error}", file=sys.stderr, flush=True)
 
     def layout(self, layout: Layout) -> Iterator[Row]:
         """Trains one layout over every link."""
@@ -216,12 +209,12 @@ class Bench:
         """The same MLP under PyTorch's DistributedDataParallel."""
         nodes, log = self.box.size, self.folder / "ddp.jsonl"
         self._port += 1
-        command = [
-            python, str(HERE / "ddp.py"), "--steps", str(self.steps * len(self.links)), "--every", str(EVERY),
-            "--batch", str(256 // nodes), "--master", self._master, "--out", str(log),
-            "--interface", self.box.interface, "--ranks", str(nodes),
-        ]  # fmt: skip
-        commands = [[*command, "--rank", str(node)] for node in range(nodes)]
+        settings = {
+            "steps": self.steps * len(self.links), "every": EVERY, "batch": 256 // nodes, "ranks": nodes,
+            "master": self._master, "out": str(log), "interface": self.box.interface,
+        }  # fmt: skip
+        script = [python, str(HERE / "ddp.py")]
+        commands = [[*script, json.dumps({**settings, "rank": node})] for node in range(nodes)]
         took, size = self.followed(commands, log, self.steps)
         formula = whole_bytes(MLP) * 2 * (nodes - 1) / nodes
         for link, ms in zip(self.links, took, strict=True):
