@@ -29,22 +29,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools import source_tree
 from tools.command_line import parser_of
 from tools.declared_names import identifiers, is_pronoun
 from tools.entered_files import Functions, entered_functions
-from tools.source_tree import (
-    PROSE,
-    ROOT,
-    Tree,
-    circles,
-    double_classes,
-    learner_shape,
-    line_count,
-    public_names,
-    refused,
-    this_tree,
-    words_per_10000,
-)
+from tools.source_tree import PROSE, ROOT, Tree, refused, this_tree
 from tools.syntax import nodes_of, walk
 
 HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the field (twice as many are wanted at most)
@@ -65,20 +54,13 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "recipe": (2950, "recipe/* part/*"),
     "coming_from": (2450, "coming_from/*"),
-    "mesh": (870, (
-        "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py "
-        "mesh/allocation.py"
-    )),
+    "mesh": (870, "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py mesh/allocation.py"),
     "host_comm": (750, "host_comm/* mesh/*"),
     "gloo": (1450, "gloo/*"),
     "data": (2400, "data/*"),
-    "strategies/_rounds": (1070, (
-        "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/ledger.py"
-    )),
+    "strategies/_rounds": (1070, "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/ledger.py"),
     "strategies/async_average": (290, "strategies/async_average/*"),
-    "strategies/parameter_server": (900, (
-        "strategies/parameter_server/* launch/rank_launcher.py launch/lost.py"
-    )),
+    "strategies/parameter_server": (900, "strategies/parameter_server/* launch/rank_launcher.py launch/lost.py"),
     "strategies/branches": (900, "strategies/branches/*"),
     "strategies/replicas": (430, "strategies/replicas/*"),
     "strategies": (1000, "strategies/*"),
@@ -96,17 +78,13 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "memory_copies": (480, "checkpoint/node_copies.py callbacks/memory_checkpoint.py"),
     "checkpoint": (1900, "checkpoint/*"),
-    "guard": (560, (
-        "guard/* train/judge.py train/refusals.py train/blame.py"
-    )),
+    "guard": (560, "guard/* train/judge.py train/refusals.py train/blame.py"),
     "why": (900, (
         "why/* extras/why/* train/measurements.py train/stragglers.py train/processors.py plan/changes.py "
         "plan/rank_times.py plan/measured.py"
     )),
     "goodput": (195, "plan/goodput.py"),
-    "scale": (1600, (
-        "doctor/probe* plan/probe.py plan/scaling.py plan/published_scaling.py verbs/scale* cli/scale.py"
-    )),
+    "scale": (1600, "doctor/probe* plan/probe.py plan/scaling.py plan/published_scaling.py verbs/scale* cli/scale.py"),
     "verbs": (1680, "verbs/* export/*"),
     "cluster": (400, "cluster/*"),
     "sweep": (1300, "sweep/*"),
@@ -124,9 +102,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "callbacks/_exchange_timeline.py callbacks/timeline.py callbacks/tensorboard.py"
     )),
     "callbacks": (1300, "callbacks/*"),
-    "plug-ins": (2600, (
-        "losses/* metrics/* optimizers/* schedules/* datasets/*"
-    )),
+    "plug-ins": (2600, "losses/* metrics/* optimizers/* schedules/* datasets/*"),
     "job_memory": (145, "launch/memory.py"),
     "launch": (4900, "launch/*"),
     "doctor": (560, "doctor/*"),
@@ -151,6 +127,16 @@ HOMONYMS = {  # data-parallel replicas, files in archives, the nodes' rendezvous
 _TEXT: dict[type, str] = {ast.Name: "id", ast.Attribute: "attr", ast.Constant: "value"}
 # Of one step the files of these are counted apart: how many there are depends on the recipe.
 PARTS_OF_RECIPE = ("data", "datasets", "losses", "metrics", "optimizers", "schedules", "callbacks")
+
+
+FLAGS = {
+    "--markdown": "print a markdown table",
+    "--run": "run a step and read a recipe with every tree, too",
+    "--static": "run nothing, not even with this tree",
+    "--names": "print the refused names instead of the table",
+    "--doubles": "print the class names that exist twice instead",
+    "--branches": "print the branches on a family's words outside it instead",
+}
 
 
 def room_of(file: str) -> str:
@@ -205,9 +191,9 @@ def figures(tree: Tree, entered: Mapping[str, Functions] | None) -> Figures:
     tests = [*(tree.root / "tests").rglob("*.py")]
     uses = [name for module in tree.source.values() for name in identifiers(module)]
     share = 100 * sum(map(is_pronoun, uses)) / max(len(uses), 1)
-    learner = learner_shape(tree)
+    learner = source_tree.learner_shape(tree)
     deepest = max((tree.levels(key) for key in tree.classes), default=0)
-    total, prose = words_per_10000(tree)
+    total, prose = source_tree.words_per_10000(tree)
     by_subclass = Counter(name for names in learner.overridden.values() for name in names)
     overriding = ", ".join(f"{name} {count}" for name, count in by_subclass.most_common())
     outer = [file for file in entered["step"] if file.startswith(PARTS_OF_RECIPE)] if entered else []
@@ -217,21 +203,21 @@ def figures(tree: Tree, entered: Mapping[str, Functions] | None) -> Figures:
         "lines, source": (f"{lines:,}", "≤ 52,000"),
         "lines, core": (f"{core:,}", "≤ 34,000"),
         "files, tests": (f"{len(tests):,}", ""),
-        "lines, tests": (f"{sum(map(line_count, tests)):,}", "≤ 45,000"),
+        "lines, tests": (f"{sum(map(source_tree.line_count, tests)):,}", "≤ 45,000"),
         "classes": (
             f"{sum(isinstance(n, ast.ClassDef) for t in tree.source.values() for n in nodes_of(t)):,}",
             "",
         ),
-        "public names": (f"{public_names(tree):,}", ""),
+        "public names": (f"{source_tree.public_names(tree):,}", ""),
         "pronouns among identifiers": (f"{share:.2f} %", "≤ 0.5 %"),
         "declared names with a pronoun": (f"{len(refused(tree)):,} of {len(tree.declared):,}", ""),
-        "class names that exist twice": (f"{len(double_classes(tree))}", "0"),
+        "class names that exist twice": (f"{len(source_tree.double_classes(tree))}", "0"),
         "methods of Learner": (f"{len(learner.methods)}", "≤ 30"),
         "… overridden by subclasses": (f"{len(learner.overridden)}", "≤ 10"),
         "… where": (overriding, ""),
         "levels of Learner": (f"{learner.levels}", "≤ 2"),
         "deepest inheritance": (f"{deepest}", ""),
-        "import circles": (f"{circles(tree.graph)}", "0"),
+        "import circles": (f"{source_tree.circles(tree.graph)}", "0"),
         "branches on a family's words outside it": (f"{len(family_branches(tree))}", "0"),
         "files entered by one CPU step": (step, "≤ 14"),
         "files entered by reading a recipe": (f"{len(entered['recipe'])}" if entered else "–", ""),
@@ -281,18 +267,8 @@ def unpack(commit: str, folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("trees", nargs="*", default=[], help="folders or commits; default: this tree")
-    parser.add_argument("--markdown", action="store_true", help="print a markdown table")
-    parser.add_argument(
-        "--run", action="store_true", help="run a step and read a recipe with every tree, too"
-    )
-    parser.add_argument("--static", action="store_true", help="run nothing, not even with this tree")
-    parser.add_argument("--names", action="store_true", help="print the refused names instead of the table")
-    parser.add_argument(
-        "--doubles", action="store_true", help="print the class names that exist twice instead"
-    )
-    parser.add_argument(
-        "--branches", action="store_true", help="print the branches on a family's words outside it instead"
-    )
+    for flag, meaning in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=meaning)
     parser.add_argument("--prose", choices=list(PROSE), help="print the lines with a word of prose instead")
     parser.add_argument(
         "--entered", choices=("step", "recipe"), help="print the files that it enters, and their functions"
@@ -338,7 +314,7 @@ def _print_lists(trees: Iterable[Tree], options: argparse.Namespace) -> None:
             for file, line, name, kind in refused(tree):
                 print(f"paddle_dp/{file}:{line}: {kind} {name}")
         if options.doubles:
-            for name, modules in double_classes(tree).items():
+            for name, modules in source_tree.double_classes(tree).items():
                 print(f"{name}: {', '.join(modules)}")
         if options.branches:
             for (file, line), words in sorted(family_branches(tree).items()):

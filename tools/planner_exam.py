@@ -23,19 +23,9 @@ from paddle_dp.plan.ranking import is_foretold
 from paddle_dp.plan.step_time import step_time
 from paddle_dp.plan.workload import Numbers
 from tools.command_line import parser_of
+from tools.planner import judge
 from tools.planner.convolutional import convolutional_runs
 from tools.planner.fitted_rates import ALL, ONE_CARD, errors, fitted, probed
-from tools.planner.judge import (
-    bar,
-    memory_figure1,
-    pairs,
-    regret,
-    stage3_pairs,
-    stage3_ratios,
-    tie,
-    torchtitan_memory,
-    within,
-)
 from tools.planner.published_rows import Runs, published, published_rows, vtrain
 from tools.planner.scaling import series
 
@@ -142,7 +132,7 @@ def splits(exam: Exam, single: Runs, several: Runs) -> None:
     rest = (seconds / single.seconds - 1)[~measured]
     exam.line("vTrain, one node, one short run of each block", rest, "vTrain profiles these blocks, too")
     exam.check("vTrain, one node, with probes, mean", mean(rest), 4.5)
-    choice = 100 * regret(single, seconds)
+    choice = 100 * judge.regret(single, seconds)
     exam.check("regret on one node with probes, mean", float(choice.mean()), 1)
     exam.check("regret on one node with probes, worst", float(choice.max()), 5)
 
@@ -156,7 +146,7 @@ def probe(single: Runs, several: Runs) -> tuple[Numbers, npt.NDArray[np.bool_]]:
 def regrets(exam: Exam, single: Runs, several: Runs) -> None:
     print("\nregret: seconds of the layout ranked first over the fastest measured one's (percent)")
     for name, runs, limit in ((MULTI, several, 2.0), (SINGLE, single, 6.0)):
-        choice = 100 * regret(runs, step_time(runs.load).seconds)
+        choice = 100 * judge.regret(runs, step_time(runs.load).seconds)
         worst, best = choice.max(), np.mean(choice == 0)
         print(
             f"  {name}: {len(choice)} choices, mean {choice.mean():.1f}, worst {worst:.1f}; {best:.0%} the fastest"
@@ -166,13 +156,13 @@ def regrets(exam: Exam, single: Runs, several: Runs) -> None:
 
 def order(exam: Exam, single: Runs, several: Runs) -> None:
     print("\npairs of layouts in the measured order, by the ratio of their forecasts")
-    sides = [pairs(runs, step_time(runs.load).seconds) for runs in (single, several)]
+    sides = [judge.pairs(runs, step_time(runs.load).seconds) for runs in (single, several)]
     ratios, right = np.concatenate([ratio for ratio, _ in sides]), np.concatenate([side for _, side in sides])
     for low, high in ((1.0, 1.05), (1.05, 1.1), (1.1, 1.15), (1.15, 1.2), (1.2, 1.5), (1.5, 99.0)):
         inside = (ratios >= low) & (ratios < high)
         span = f"{low:g} to {high:g}" if high < 99 else f"above {low:g}"
         print(f"  {span:14s}{inside.sum():6d} pairs: {right[inside].mean():.0%} right")
-    same(exam, "TIE", error_bars.TIE, tie(ratios, right))
+    same(exam, "TIE", error_bars.TIE, judge.tie(ratios, right))
 
 
 def same(exam: Exam, name: str, product: float, computed: float) -> None:
@@ -191,31 +181,31 @@ def bars(exam: Exam, runs: dict[str, Runs]) -> None:
     for family, sources in FAMILIES.items():
         here = [name for name in sources if name in foretold]
         for name in here:
-            limit = bar(np.concatenate([foretold[other] for other in here if other != name]))
+            limit = judge.bar(np.concatenate([foretold[other] for other in here if other != name]))
             covered.append((name, foretold[name], limit))
-            count, share = len(foretold[name]), within(foretold[name], limit)
+            count, share = len(foretold[name]), judge.within(foretold[name], limit)
             print(f"  {name:34s}{count:5d} runs: bar of the others {limit:.2f}, {share:.0%} within")
         if MULTI in runs or family == "h100":
-            computed = bar(np.concatenate([foretold[name] for name in here]))
+            computed = judge.bar(np.concatenate([foretold[name] for name in here]))
             print(
                 f"  the product's for {family}: {computed:.2f}, over {sum(len(foretold[name]) for name in here)} runs"
             )
             same(exam, family, error_bars.BARS["a100" if family == "a100" else "h100"], computed)
-    every = sum(within(each, limit) * len(each) for _, each, limit in covered) / sum(
+    every = sum(judge.within(each, limit) * len(each) for _, each, limit in covered) / sum(
         len(each) for _, each, _ in covered
     )
     exam.check("runs within their bars, percent", 100 * every, 72, least=True)
     exam.check("runs within their bars, percent", 100 * every, 92)
     for name, each, limit in covered:
         if name in UNDERSTOOD:
-            exam.check(f"within their bar, {name}, percent", 100 * within(each, limit), 60, least=True)
+            exam.check(f"within their bar, {name}, percent", 100 * judge.within(each, limit), 60, least=True)
     if SINGLE in runs:
         halves = [runs[SINGLE].load.width == width for width in (1024, 2048)]
         for half, other in (halves, halves[::-1]):
-            limit = bar(ratios[SINGLE][other])
-            width, share = runs[SINGLE].load.width[half][0], within(ratios[SINGLE][half], limit)
+            limit = judge.bar(ratios[SINGLE][other])
+            width, share = runs[SINGLE].load.width[half][0], judge.within(ratios[SINGLE][half], limit)
             print(f"  {SINGLE}, width {width:.0f}: bar of the other width {limit:.2f}, {share:.0%} within")
-        same(exam, "narrow", error_bars.BARS["narrow"], bar(ratios[SINGLE]))
+        same(exam, "narrow", error_bars.BARS["narrow"], judge.bar(ratios[SINGLE]))
     same(
         exam,
         "other",
@@ -226,10 +216,10 @@ def bars(exam: Exam, runs: dict[str, Runs]) -> None:
 
 def memory(exam: Exam, titan: Runs) -> None:
     print("\nmemory")
-    figures = list(memory_figure1(published_rows()))
+    figures = list(judge.memory_figure1(published_rows()))
     paper = 100 * max(abs(ours / theirs - 1) for _, ours, theirs in figures)
     exam.check(f"2205.05198 figure 1, {len(figures)} figures, worst, percent", paper, 0.1)
-    sizes = torchtitan_memory(titan)
+    sizes = judge.torchtitan_memory(titan)
     for i in range(len(titan)):
         ours, theirs = sizes[i] / 2**30, titan.memory[i] / 2**30
         depth, ranks = titan.load.depth[i], titan.load.ranks[i]
@@ -256,7 +246,7 @@ def scaling(exam: Exam) -> None:
     ratios = [
         foretold / measured for each in series(published_rows()) for _, measured, foretold in each.points()
     ]
-    same(exam, "SCALING", error_bars.SCALING, bar(np.array(ratios)))
+    same(exam, "SCALING", error_bars.SCALING, judge.bar(np.array(ratios)))
 
 
 def convolutional(exam: Exam) -> None:
@@ -267,12 +257,12 @@ def convolutional(exam: Exam) -> None:
     for run in runs:
         milliseconds = f"{1e3 * run.foretold:6.0f} foretold, {1e3 * run.measured:6.0f} measured"
         print(f"  {run.name:46s}{milliseconds} ({100 / run.ratio - 100:+.0f} %)")
-    same(exam, "traced", error_bars.BARS["traced"], bar(np.array([run.ratio for run in runs])))
+    same(exam, "traced", error_bars.BARS["traced"], judge.bar(np.array([run.ratio for run in runs])))
 
 
 def stage3(exam: Exam, runs: dict[str, Runs]) -> None:
     print("\nsharding stage 3: measured over foretold; the product prints it as not foretold")
-    by_source = stage3_ratios(runs)
+    by_source = judge.stage3_ratios(runs)
     ratios = np.sort(np.concatenate([*by_source.values()]))
     low, high = np.quantile(ratios, [0.1, 0.9])
     print(f"  {len(ratios)} runs: {joined(ratios)}; 8 of 10 between {low:.1f} and {high:.1f}")
@@ -283,7 +273,7 @@ def stage3(exam: Exam, runs: dict[str, Runs]) -> None:
         "  the same model, batch and cards with stage 3 and with tensor × pipeline (SC21 table 2): seconds of one over "
         f"the other;\n  bar and middle are of the {len(others)} runs of other sources"
     )
-    table = stage3_pairs(runs[ZERO3], runs["SC21 table 2"], others)
+    table = judge.stage3_pairs(runs[ZERO3], runs["SC21 table 2"], others)
     middles = np.sqrt(table[:, 2] * table[:, 3])
     for (measured, foretold, least, most), middle in zip(table, middles, strict=True):
         bar_ = f"{least:.2f} … {most:.2f}, its middle {middle:.2f}"

@@ -35,21 +35,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.units import LinkSpeed
-from tools.benchmark import namespaces
+from tools.benchmark import namespaces, strategies_table
 from tools.benchmark.compute import variables
 from tools.benchmark.namespaces import Cluster, ended, events, going_on
 from tools.benchmark.restart import rank_pid
-from tools.benchmark.strategies_table import (
-    Faulty,
-    Point,
-    Training,
-    faults_table,
-    picture,
-    read,
-    read_page,
-    seconds_to_target,
-    tables,
-)
+from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture
 from tools.command_line import ROOT, paddle_dp, parser_of
 
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
@@ -126,11 +116,11 @@ WAYS = [
 def main() -> int:
     given = arguments()
     if given.table:
-        found = [one for file in given.table for one in read(csv.DictReader(file.open()))]
+        found = [one for file in given.table for one in strategies_table.read(csv.DictReader(file.open()))]
         show(found, given.png)
         return 0
     if given.page:
-        seconds, target = read_page(given.page.read_text(), PANEL)
+        seconds, target = strategies_table.read_page(given.page.read_text(), PANEL)
         picture(seconds, TITLE.format(target, *PANEL), given.png)
         return 0
     if reason := namespaces.why_not():
@@ -202,11 +192,11 @@ TITLE = "Seconds until the held-out loss is {:g}: {}, {} workers, {}"
 
 def show(found: Sequence[Training], png: Path | None) -> None:
     targets = {task.name: task.target for task in TASKS}
-    print(tables(found, targets))
+    print(strategies_table.tables(found, targets))
     panel = [training for training in found if (training.task, training.workers, training.link) == PANEL]
     if png and panel:
         target = targets[PANEL[0]]
-        picture(seconds_to_target(panel, target), TITLE.format(target, *PANEL), png)
+        picture(strategies_table.seconds_to_target(panel, target), TITLE.format(target, *PANEL), png)
 
 
 def write(found: Sequence[Training], file: Path) -> None:
