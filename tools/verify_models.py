@@ -101,15 +101,13 @@ def language_model(package: str, name: str, sizes: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model in a layout. `family`: the package that holds it; `recipe`: that which verifies it."""
+class Subject:
+    """A model in a layout. `family`: the package that holds it."""
 
-    family: str
+    family: str = VISION
     model: str
     layout: str = "data 2"
     inputs: str
-    recipe: dict[str, Any] = field(hash=False)
-    steps: int = STEPS
 
     @property
     def key(self) -> str:
@@ -117,13 +115,17 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Case(Subject):
+    """What is to be verified, by this `recipe`."""
+
+    recipe: dict[str, Any] = field(hash=False)
+    steps: int = STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Subject):
     """One model's line; numbers are 0 and texts empty if it was not compared."""
 
-    family: str = VISION
-    model: str
-    layout: str = "data 2"
-    inputs: str
     verdict: str
     seconds: float
     parameters: int = 0
@@ -132,10 +134,6 @@ class Row:
     steps: str = ""
     memory: int = 0
     paddle: str = ""
-
-    @property
-    def key(self) -> str:
-        return f"{self.family} {self.model} {self.layout}"
 
     def __str__(self) -> str:
         size = f"{self.parameters / 1e6:.1f} M" if self.parameters else ""
@@ -230,11 +228,7 @@ def verified(case: Case, scratch: Path, limit: float, folder: Path | None = None
     path.write_text(json.dumps(case.recipe, indent=1))  # which is YAML, too
     command = [sys.executable, "-m", "paddle_dp", "verify", str(path), "--ranks", "2", "--json"]
     # By its own name: a checkout may have a package `tools`, which would hide this folder.
-    paths = [
-        str(ROOT / "tools"),
-        *([str(folder.resolve())] if folder else []),
-        os.environ.get("PYTHONPATH", ""),
-    ]
+    paths = [str(ROOT / "tools"), str(folder.resolve()) if folder else "", os.environ.get("PYTHONPATH", "")]
     job = subprocess.Popen(
         [*command, "--steps", str(case.steps)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -255,20 +249,18 @@ def verified(case: Case, scratch: Path, limit: float, folder: Path | None = None
 
 def told(found: dict[str, Any]) -> dict[str, Any]:
     """What goes into a row of the JSON object that verify prints."""
-    rs = {
-        part: number(max(float(row["r"]) for row in found[part]["rows"].values()))
-        if found[part]
-        else "not compared"
-        for part in ("float64", "own")
-    }
+    wide, own = (
+        number(max(float(row["r"]) for row in each["rows"].values())) if each else "not compared"
+        for each in (found["float64"], found["own"])
+    )
     where = found["where"]["sentence"] if found["where"] else found["sentences"][-1]
     named = [s.removeprefix(BY_NATURE) for s in found["sentences"] if s.startswith(BY_NATURE)]
     verdict = f"{found['verdict']}, and named: {named[0]}" if named else f"**{found['verdict']}**: {where}"
     return {
         "verdict": "same" if found["verdict"] == "same" else verdict,
         "parameters": found["parameters"],
-        "wide": rs["float64"],
-        "own": rs["own"],
+        "wide": wide,
+        "own": own,
         "steps": number(max(float(step["r"]) for step in found["steps"])),
         "memory": max(found["memory"].values()),
     }

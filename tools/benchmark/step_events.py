@@ -57,24 +57,23 @@ class _Bucket:
     count: int = 0
 
 
+@dataclass
 class _Script:
     """The programs of a layout's ranks for some steps, and their transfers."""
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        layout: Layout,
-        micro_batches: int,
-        between: Between | None,
-        compute: Compute,
-        link: Link,
-    ) -> None:
-        self.blocks, self.layout, self.micro_batches, self.between = blocks, layout, micro_batches, between
-        self.compute, self.link, self.shares = compute, link, block_shares(blocks)
-        self.degrees, self.stage = layout.degrees, layout.sharding_stage if layout.degrees.sharding > 1 else 0
+    blocks: Blocks
+    layout: Layout
+    micro_batches: int
+    between: Between | None
+    compute: Compute
+    link: Link
+
+    def __post_init__(self) -> None:
+        self.shares, self.degrees = block_shares(self.blocks), self.layout.degrees
+        self.stage = self.layout.sharding_stage if self.degrees.sharding > 1 else 0
         self.transfers: dict[Key, Transfer] = {}
-        self.ranks = range(layout.degrees.ranks)
-        memories = [layout.memory(blocks, rank) for rank in self.ranks]
+        self.ranks = range(self.degrees.ranks)
+        memories = [self.layout.memory(self.blocks, rank) for rank in self.ranks]
         self.coords = [memory.coords for memory in memories]
         self.programs = [_RankScript(self, rank, memories[rank].stages).program for rank in self.ranks]
 
