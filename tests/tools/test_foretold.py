@@ -17,10 +17,9 @@ from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, sent
 from paddle_dp.plan.layout import Layout, Weight
 from paddle_dp.plan.legal import layouts
-from paddle_dp.strategies._rounds import AveragedLayout
 from paddle_dp.units import Recompute
 from tools.benchmark import foretold
-from tools.benchmark.forecast import block_shares, is_played
+from tools.benchmark.forecast import block_shares
 from tools.benchmark.foretold import choices, measured
 from tools.benchmark.foretold_sites import RECIPES, Choice, Site, read_costs
 from tools.benchmark.foretold_table import Row, picture, table, verdict
@@ -236,13 +235,6 @@ def test_ranks_that_wait_for_each_other_are_no_step() -> None:
     transfers: dict[Any, Transfer] = {0: Transfer(frozenset([0, 1]), {0: (1.0, 1.0), 1: (1.0, 1.0)}, "one")}
     with pytest.raises(ValueError, match="wait for each other for ever"):
         Play([[("start", 0), ("wait", 0)], [("wait", 0)]], transfers, FREE).marks()
-
-
-def test_what_has_another_order_is_not_played() -> None:
-    assert is_played(layout(data=4), 8, 4)
-    assert not is_played(layout(data=1024), 8, 4)
-    assert not is_played(AveragedLayout(degrees=Degrees(data=4), every=8), 8, 4)
-    assert not is_played(replace(layout(data=4), exchange="after"), 8, 4)
 
 
 def test_tables_and_biases_have_no_products() -> None:

@@ -9,7 +9,6 @@ from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
 from paddle_dp.plan.layout import Blocks, Layout, Sent
 
-MOST = 30_000  # ranks × blocks × micro-batches: a play of a few seconds
 # The ends of names of tables that tokens or positions look up.
 TABLES = ("token.weight", "embedding.weight", "embed.weight", "position")
 
@@ -77,10 +76,3 @@ def block_shares(blocks: Blocks) -> list[float]:
     if not any(sizes):  # no matrix
         sizes = [1.0] * len(blocks)
     return [size / sum(sizes) for size in sizes]
-
-
-def is_played(layout: Layout, blocks: int, micro_batches: int) -> bool:
-    """Whether step_events.py knows the layout's order, and the play is short enough: axes, whose ranks exchange in each
-    step."""
-    axes = type(layout) is Layout and not layout.exchange
-    return axes and layout.degrees.ranks * blocks * micro_batches <= MOST

@@ -39,7 +39,7 @@ def step_seconds(
     compute: Compute,
     link: Link,
 ) -> float:
-    """Seconds of a step that follows another, in a layout that `is_played`.
+    """Seconds of a step that follows another, in a layout of axes whose ranks exchange in each step.
 
     `compute`: of a rank with an equal share of the model and of the samples.
     """
