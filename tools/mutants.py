@@ -147,11 +147,8 @@ def main() -> int:
         )
         given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
     print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
-    new, survived, wrong = (
-        unread(judged, reviewed),
-        [r for r in judged if r.suite == "survived"],
-        unseen(judged),
-    )
+    new, wrong = unread(judged, reviewed), unseen(judged)
+    survived = [row for row in judged if row.suite == "survived"]
     for word, some in (("unread", new), ("the suite passes", survived), ("BITS DIFFER AND SAME", wrong)):
         for row in some:
             print(f"{word}: {row.recipe}: {row.file}:{row.line} in {row.function}: {row.mutation}")

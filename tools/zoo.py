@@ -24,9 +24,8 @@ from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.faults import FILES
 from tests.proof.zoo.marking import CASES_PER_JOB, Mark, examine
-from tools.command_line import parser_of
-
-ROOT = Path(__file__).resolve().parents[1]
+from tools.command_line import ROOT, parser_of
+from tools.tables import table, table_row
 
 WIDEST = 200  # characters of what was said, in a table
 
@@ -70,40 +69,27 @@ def page(marks: Sequence[Mark]) -> str:
         f"{CASES_PER_JOB} cases"
     )
     machine = f"{os.cpu_count()}-core CPU machine, Paddle {version('paddlepaddle')}"
-    parts = [
-        HEAD.format(
-            line=line(marks), machine=machine, seconds=round(sum(mark.seconds for mark in marks)), jobs=jobs
-        )
-    ]
+    seconds = round(sum(mark.seconds for mark in marks))
+    parts = [HEAD.format(line=line(marks), machine=machine, seconds=seconds, jobs=jobs)]
     by_name = {mark.case.name: mark for mark in marks}
     for file in FILES:
         mine = [by_name[fault.name] for fault in file.FAULTS if fault.name in by_name]
         if mine:
             parts.append(_section(file.__doc__ or "", mine))
     honest = [mark for mark in marks if isinstance(mark.case, Honest)]
-    rows = [f"| {mark.case.name} | {mark.case.says} | {_layout(mark)} | {_word(mark)} |" for mark in honest]
-    table = ["| model | what it has | layout | |", "|---|---|---|---|", *rows]
-    parts.append("## Honest models\n\nNone of these may be blamed.\n\n" + "\n".join(table) + "\n")
+    rows = [table_row([mark.case.name, mark.case.says, _layout(mark), _word(mark)]) for mark in honest]
+    head = "## Honest models\n\nNone of these may be blamed.\n\n| model | what it has | layout | |\n|---|---|---|---|"
+    parts.append("\n".join([head, *rows, ""]))
     return "\n".join(parts)
 
 
 def _section(sign: str, marks: Sequence[Mark]) -> str:
     title, _, more = sign.strip().partition("\n")
-    rows = [
-        f"| {mark.case.name} | {mark.case.says} | {_source(mark)} | {_layout(mark)} | {_word(mark)} | "
-        f"{_step(mark)} | {_cell(mark.said)} |"
-        for mark in marks
-    ]
-    table = [
-        "| fault | what it is | source | layout | caught by | step | what was said |",
-        "|---" * 7 + "|",
-        *rows,
-    ]
-    return (
-        f"## {title.rstrip('.')}\n\n{more.strip()}{chr(10) * 2 * bool(more.strip())}"
-        + "\n".join(table)
-        + "\n"
-    )
+    names = ["fault", "what it is", "source", "layout", "caught by", "step", "what was said"]
+    facts = (_source, _layout, _word, _step)
+    rows = [[m.case.name, m.case.says, *(fact(m) for fact in facts), _cell(m.said)] for m in marks]
+    introduction = f"{more.strip()}\n\n" if more.strip() else ""
+    return f"## {title.rstrip('.')}\n\n{introduction}{table(names, rows)}\n"
 
 
 def _source(mark: Mark) -> str:

@@ -79,23 +79,19 @@ class Cluster:
                 words = f"-n {where} qdisc replace dev {device} root {shape}"
                 subprocess.run(["tc", *words.split()], check=True, timeout=10)
 
-    def start(
-        self, node: int, command: Sequence[str], log: Path, variables: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        """A command on a node; what it prints goes into `log`."""
-        inside = ["ip", "netns", "exec", self.spaces[node], *command]
-        with log.open("wb") as file:
-            return subprocess.Popen(
-                inside, env={**os.environ, **variables}, stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-
     def start_all(
         self, commands: Sequence[Sequence[str]], logs: Sequence[Path], variables: Mapping[str, str]
     ) -> list[subprocess.Popen[bytes]]:
-        """A command on each of the first nodes."""
-        pairs = enumerate(zip(commands, logs, strict=True))
-        return [self.start(node, command, log, variables) for node, (command, log) in pairs]
+        """A command on each of the first nodes; what it prints goes into its log."""
+        environment, processes = {**os.environ, **variables}, []
+        for space, command, log in zip(self.spaces, commands, logs, strict=False):
+            inside = ["ip", "netns", "exec", space, *command]
+            with log.open("wb") as out:
+                job = subprocess.Popen(
+                    inside, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
+            processes.append(job)
+        return processes
 
     def sent(self, process: subprocess.Popen[bytes], interface: str = "") -> int:
         """The bytes that have left the node on which a process runs; or what went through another `interface`."""
