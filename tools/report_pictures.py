@@ -30,14 +30,13 @@ def paddle_dp(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "paddle_dp", *words], cwd=ROOT, check=True)
 
 
-def make_pages(folder: Path, verifies: bool) -> dict[str, Path]:
+def make_pages(folder: Path, verifies: bool) -> None:
     """Trains both, the first one after its proof, and writes the two pages."""
     for name, settings in TRAININGS:
         words = [RECIPE, "--ranks", "2", f"output_dir={folder / name}", f"name={name}", *settings]
         paddle_dp("train", *words, *(["--verify"] if verifies and name == TRAININGS[0][0] else []))
     runs = [str(folder / name) for name, _ in TRAININGS]
     paddle_dp("compare", *runs, "--html", str(folder / "compare.html"))
-    return {"report": folder / TRAININGS[0][0] / "report.html", "compare": folder / "compare.html"}
 
 
 def screenshot(page: Path, width: int, height: int, is_dark: bool = False) -> bytes:
@@ -96,10 +95,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     folder = arguments.pages or Path(tempfile.mkdtemp())
-    if (folder / "compare.html").exists():
-        pages = {"report": folder / TRAININGS[0][0] / "report.html", "compare": folder / "compare.html"}
-    else:
-        pages = make_pages(folder.resolve(), not arguments.no_verify)
+    pages = {"report": folder / TRAININGS[0][0] / "report.html", "compare": folder / "compare.html"}
+    if not pages["compare"].exists():
+        make_pages(folder.resolve(), not arguments.no_verify)
     for name, page in pages.items():
         for width in map(int, (arguments.widths or "").split(",") if arguments.widths else ()):
             for is_dark in (False, True):

@@ -114,7 +114,7 @@ def main() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
     if not mesh.is_main:
         return
-    stalled = {}
+    stalled, added = dict[bool, list[float]](), dict[bool, float]()
     for kind in (False, True):
         title = "in the background" if kind else "at once"
         for row in rows[kind]:
@@ -123,19 +123,15 @@ def main() -> None:
                 f"{row['seconds_waiting']:.3f} s; written in {row['seconds_writing']:.3f} s"
             )
         stalled[kind] = [row["seconds_stalled"] for row in rows[kind]]
+        longer = [other - none for other, none in zip(loops[kind], loops[None], strict=True)]
+        added[kind] = statistics.median(longer) / given.saves
     once, back = (statistics.median(stalled[kind]) for kind in (False, True))
-    added = [
-        statistics.median(
-            (other - none) / given.saves for other, none in zip(loops[kind], loops[None], strict=True)
-        )
-        for kind in (False, True)
-    ]
     print(
         f"{mesh.ranks} rank{'s' * (mesh.ranks > 1)}, medians: stalled {back:.3f} s in the background, {once:.3f} s at "
         f"once: {back / once:.1%}; the slowest {max(stalled[True]):.3f} s: {max(stalled[True]) / once:.1%}"
     )
     print(
-        f"loop: a checkpoint adds {added[1]:.3f} s in the background, {added[0]:.3f} s at once; a step takes "
+        f"loop: a checkpoint adds {added[True]:.3f} s in the background, {added[False]:.3f} s at once; a step takes "
         f"{min(loops[None]) / (given.every * (given.saves + 1) - 2):.3f} s"
     )
 

@@ -100,6 +100,12 @@ def of_paddle_dp(data: Any, batch: int, workers: int) -> Epoch:
     return epoch
 
 
+def of_data_loader(kind: Any, data: Any, batch: int, workers: int, **order: bool) -> Epoch:
+    """By Paddle's DataLoader or PyTorch's."""
+    loader = kind(data, batch_size=batch, num_workers=workers, persistent_workers=workers > 0, **order)
+    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+
+
 def of_paddle(data: Any, batch: int, workers: int) -> Epoch:
     import paddle
 
@@ -110,21 +116,13 @@ def of_paddle(data: Any, batch: int, workers: int) -> Epoch:
         def __getitem__(self, index: int) -> Any:
             return data[index]
 
-    loader = paddle.io.DataLoader(
-        Data(), batch_size=batch, shuffle=True, drop_last=True, num_workers=workers,
-        persistent_workers=workers > 0,
-    )  # fmt: skip
-    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+    return of_data_loader(paddle.io.DataLoader, Data(), batch, workers, shuffle=True, drop_last=True)
 
 
 def of_torch(data: Any, batch: int, workers: int) -> Epoch:
     import torch
 
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=batch, shuffle=True, drop_last=True, num_workers=workers,
-        persistent_workers=workers > 0,
-    )  # fmt: skip
-    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+    return of_data_loader(torch.utils.data.DataLoader, data, batch, workers, shuffle=True, drop_last=True)
 
 
 class Packed(Jpegs):
@@ -168,10 +166,7 @@ def of_webdataset(archive: str, batch: int, workers: int) -> Epoch:
         webdataset.split_by_worker if hasattr(webdataset, "split_by_worker") else (lambda samples: samples)
     )
     data = data.compose(split).shuffle(1000).to_tuple("jpg", "cls").map(sample)
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=batch, num_workers=workers, persistent_workers=workers > 0
-    )
-    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+    return of_data_loader(torch.utils.data.DataLoader, data, batch, workers)
 
 
 def serve(folder: str, batch: int, workers: int) -> None:

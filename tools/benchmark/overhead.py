@@ -40,6 +40,7 @@ from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.recipe import Recipe, read_recipe
+from tools.benchmark.turns import ratio
 from tools.command_line import parser_of
 
 RECIPE = """
@@ -218,12 +219,10 @@ def main() -> None:
         print(f"  {name:<12}{of_cpu}  {of_wall}")
     compared = [(one, other) for one in ("trainer", "unwatched") for other in SOURCES]
     for one, other in [*compared, ("Model.fit", "DataLoader")]:
-        pairs = list(zip(cpu[one], cpu[other], strict=True))
-        extra, ratio = (
-            statistics.median(of) for of in ([a - b for a, b in pairs], [a / b for a, b in pairs])
-        )
+        extra = statistics.median(a - b for a, b in zip(cpu[one], cpu[other], strict=True))
+        share = ratio(cpu[one], cpu[other])
         quick = min(cpu[one]) - min(cpu[other]), min(cpu[one]) / min(cpu[other])
-        said = f"{one} against the loop over {other}: {extra:+.1f} µs of CPU per step, ratio {ratio:.3f}"
+        said = f"{one} against the loop over {other}: {extra:+.1f} µs of CPU per step, ratio {share:.3f}"
         print(f"{said}; of the quickest rounds {quick[0]:+.1f}, {quick[1]:.3f}")
 
 
