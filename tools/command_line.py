@@ -32,6 +32,11 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
 
 
+def tell(text: object) -> None:
+    """Prints beside a tool's table: to stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def why_no_import(python: str, modules: str) -> str | None:
     """The last line that a Python says in which modules, "a, b", cannot be imported; None if they can. No module of the
     folder that the tool runs in counts."""

@@ -37,7 +37,7 @@ from tests.golden.cases import CASES, RECIPES, Case  # noqa: E402
 from tests.golden.comparison import compact, differences, renamed, reworded  # noqa: E402
 from tests.golden.lane import Lanes  # noqa: E402
 from tests.golden.record import Record, environment, machine, record  # noqa: E402
-from tools.command_line import parser_of  # noqa: E402
+from tools.command_line import parser_of, tell  # noqa: E402
 
 
 def run_cases(
@@ -50,11 +50,7 @@ def run_cases(
         result = record(case, _in_words(RECIPES[case.recipe], names), lanes, folder)
         shutil.rmtree(folder)
         statuses = ", ".join(str(command["status"]) for command in result["commands"])
-        print(
-            f"{time.perf_counter() - begun:5.1f} s  {case.name}: exit status {statuses}",
-            file=sys.stderr,
-            flush=True,
-        )
+        tell(f"{time.perf_counter() - begun:5.1f} s  {case.name}: exit status {statuses}")
         return result
 
     with (

@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,9 @@ KEYS = (
 
 def config(name: str) -> dict[str, Any]:
     """The config.json of a model in the table."""
-    more = {
-        "factor": 32.0 if "3.2" in name else 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "rope_type": "llama3",
-    }
-    rope = {"rope_scaling": {**more, "original_max_position_embeddings": 8192}} if "Llama-3." in name else {}
+    factors = {"factor": 32.0 if "3.2" in name else 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {**factors, "rope_type": "llama3", "original_max_position_embeddings": 8192}
+    rope = {"rope_scaling": scaling} if "Llama-3." in name else {}
     kind: dict[str, Any] = {"model_type": "llama"}
     if "Mistral" in name:
         kind = {"model_type": "mistral", "sliding_window": None}
@@ -66,12 +63,8 @@ def config(name: str) -> dict[str, Any]:
         kind = {"model_type": name[:5].lower(), "use_sliding_window": False}
     if "Qwen3" in name:
         kind["head_dim"] = 128
-    return {
-        **dict(zip(KEYS, LLAMAS[name], strict=True)),
-        **kind,
-        **rope,
-        "tie_word_embeddings": any(small in name for small in ("3.2", "-0.")),
-    }
+    tied = any(small in name for small in ("3.2", "-0."))
+    return {**dict(zip(KEYS, LLAMAS[name], strict=True)), **kind, **rope, "tie_word_embeddings": tied}
 
 
 def imported(file: Path, out: Path, models: Path) -> Import:
@@ -112,13 +105,8 @@ def main() -> int:
         for name in LLAMAS:
             (models / name).mkdir()
             (models / name / "config.json").write_text(json.dumps(config(name)))
-        count_imports(
-            "files with arguments",
-            files,
-            arguments.keep,
-            lambda file, out: imported(file, out, models),
-            reason_of,
-        )
+        importer = partial(imported, models=models)
+        count_imports("files with arguments", files, arguments.keep, importer, reason_of)
     return 0
 
 

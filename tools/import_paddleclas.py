@@ -67,14 +67,8 @@ def overrides(recipe: dict[str, Any], folder: Path) -> list[str]:
     classes = next(key for key in ("num_classes", "class_num") if key in parts)
     size = [] if "224" in parts["use"] else [f"dataset.size={PIXELS}", f"dataset.resize={PIXELS + 8}"]
     lists = [f"dataset.path={folder}", "dataset.train=train_list.txt", "dataset.test=val_list.txt"]
-    train = [
-        "train.batch=8",
-        "train.micro_batches=1",
-        "train.precision=float32",
-        "loader.num_workers=0",
-        "ema=null",
-    ]
-    return [f"model.{classes}={CLASSES}", *size, *lists, *train, "train.length=4 steps"]
+    train = ["train.batch=8", "train.micro_batches=1", "train.precision=float32", "train.length=4 steps"]
+    return [f"model.{classes}={CLASSES}", *size, *lists, *train, "loader.num_workers=0", "ema=null"]
 
 
 def verify(files: Sequence[Path], wanted: Sequence[str], clone: Path, folder: Path) -> int:
@@ -88,17 +82,11 @@ def verify(files: Sequence[Path], wanted: Sequence[str], clone: Path, folder: Pa
             import_recipe(file, CARDS, folder / f"{name}.yaml")
         recipe = YAML(typ="safe", pure=True).load((folder / f"{name}.yaml").read_text())
         start = time.monotonic()
-        command = paddle_dp("verify", f"{name}.yaml", "--ranks", 2, "--steps", 2)
-        done = subprocess.run(
-            [*command, *overrides(recipe, folder)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        said = next(
-            (line for line in done.stdout.splitlines() if line.startswith(VERDICTS)), done.stderr[-400:]
-        )
+        words = ["--ranks", 2, "--steps", 2, *overrides(recipe, folder)]
+        command = paddle_dp("verify", f"{name}.yaml", *words)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        verdicts = (line for line in done.stdout.splitlines() if line.startswith(VERDICTS))
+        said = next(verdicts, done.stderr[-400:])
         failed += done.returncode != 0
         with_mix = ", ".join(key for key in ("augment", "erase") if key in recipe["dataset"])
         mixed = ", ".join(filter(None, [with_mix, *recipe.get("mix", {})]))

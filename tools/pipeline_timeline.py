@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.plan.pipeline_schedule import bubble, check_schedule
 from paddle_dp.recipe import read_recipe
-from tools.command_line import paddle_dp, parser_of
+from tools.command_line import paddle_dp, parser_of, tell
 
 HEAD = "| schedule | micro-batches m | idle, each rank | mean | formula | off by | share of a core |"
 CASES = {"f_then_b": 1, "1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
@@ -75,9 +75,7 @@ def measure(
             if calmest[-1]["calm"] >= given.calm:
                 break
             left = f"{calmest[-1]['calm']:.0%} of a core"
-            print(
-                f"  {schedule}, {micro_batches} micro_batches: {left}; once more", file=sys.stderr, flush=True
-            )
+            tell(f"  {schedule}, {micro_batches} micro_batches: {left}; once more")
     return calmest, max(pictures)[1]
 
 
@@ -118,9 +116,7 @@ def main() -> int:
     for schedule in given.schedules:
         for micro_batches in given.micro_batches:
             if reasons := check_schedule(schedule, given.ranks, micro_batches, CASES[schedule]):
-                print(
-                    f"  {schedule}, {micro_batches} micro_batches: {reasons[0]}", file=sys.stderr, flush=True
-                )
+                tell(f"  {schedule}, {micro_batches} micro_batches: {reasons[0]}")
                 continue
             steps, picture = measure(given, schedule, micro_batches)
             line, near = row(schedule, micro_batches, given.ranks, steps)

@@ -206,12 +206,8 @@ def bars(exam: Exam, runs: dict[str, Runs]) -> None:
             width, share = runs[SINGLE].load.width[half][0], judge.within(ratios[SINGLE][half], limit)
             print(f"  {SINGLE}, width {width:.0f}: bar of the other width {limit:.2f}, {share:.0%} within")
         same(exam, "narrow", error_bars.BARS["narrow"], judge.bar(ratios[SINGLE]))
-    same(
-        exam,
-        "other",
-        error_bars.BARS["other"],
-        max(error_bars.BARS[name] for name in ("a100", "h100", "narrow")),
-    )
+    widest = max(error_bars.BARS[name] for name in ("a100", "h100", "narrow"))
+    same(exam, "other", error_bars.BARS["other"], widest)
 
 
 def memory(exam: Exam, titan: Runs) -> None:

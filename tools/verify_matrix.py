@@ -33,7 +33,7 @@ from paddle_dp.proof.report import number
 from paddle_dp.proof.sides import Side, SideRunner
 from paddle_dp.proof.verdict import compare_sides
 from paddle_dp.recipe import read_recipe
-from tools.command_line import parser_of
+from tools.command_line import parser_of, tell
 
 HELD = ("parameters", "most gradients", "optimizer")  # at rest, in backward, at rest
 HEAD = "| layout | ranks | r in float64 | r in its own | loss apart | seconds | held by a rank | verdict |"
@@ -171,7 +171,7 @@ def main() -> int:
         every = []
         for layout, named in chosen:
             every.append(tried(named, layout.ranks, runner, given.twice))
-            print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
+            tell(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}")
         one = runner.run_reference([found.side for found in every if found.side is not None])
         for found in every:
             line, same = row(found, one)

@@ -236,12 +236,9 @@ def table(rows: Sequence[Measured]) -> Iterator[str]:
     yield from table_head(names).splitlines()
     sockets = {row.size: row.bus for row in rows if row.operation == "socket"}
     for row in rows:
-        of_socket = (
-            f"{row.bus / sockets[row.size]:.2f}"
-            if row.operation in OPERATIONS and row.size in sockets
-            else ""
-        )
-        bound = f"{share(row.operation, row.ranks):.2f}" if row.operation in OPERATIONS else ""
+        is_collective = row.operation in OPERATIONS
+        of_socket = f"{row.bus / sockets[row.size]:.2f}" if is_collective and row.size in sockets else ""
+        bound = f"{share(row.operation, row.ranks):.2f}" if is_collective else ""
         cells = [row.operation, row.ranks, spoken(row.size), lasting(row.seconds)]
         cells += [f"{row.algorithm / 1e9:.3f} GB/s", f"{row.bus / 1e9:.3f} GB/s", bound, of_socket]
         yield table_row(cells)

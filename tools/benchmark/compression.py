@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.command_line import ROOT, environment, paddle_dp, parser_of
+from tools.command_line import ROOT, environment, paddle_dp, parser_of, tell
 from tools.tables import table_head, table_row
 
 WAYS = ("none", "bfloat16", "float16", "power_sgd rank 4", "power_sgd rank 4 after 0 steps")
@@ -45,7 +45,7 @@ def main() -> None:
         found = []
         for seed in given.seeds:
             found.append(trained(given.recipe, way, seed, given.ranks, given.words))
-            print(f"{way}, seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
+            tell(f"{way}, seed {seed}: {found[-1]}")
         print(row(way, found), flush=True)
 
 

@@ -87,13 +87,8 @@ def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
 
     slow_device.install()
     with tempfile.TemporaryDirectory() as folder:
-        own = [
-            "strategy={use: single}",
-            "callbacks=[]",
-            f"train.length={steps} steps",
-            f"output_dir={folder}/run",
-        ]
-        recipe = read_recipe(file, [*words, *own])
+        own = ["strategy={use: single}", f"train.length={steps} steps", f"output_dir={folder}/run"]
+        recipe = read_recipe(file, [*words, *own, "callbacks=[]"])
         recipe.folder.mkdir()
         trainer = build(recipe, join(recipe.train.seed, recipe.train.device))
         learn, rows = trainer.learner.train_batch, [(time.perf_counter(), heartbeat.spent())]

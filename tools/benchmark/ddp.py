@@ -37,13 +37,8 @@ def main() -> None:
         optimizer.zero_grad()
         if step % given.every == 0:
             now, loss_value = time.perf_counter(), loss.item()
-            line = {
-                "event": "step",
-                "step": step,
-                "seconds_per_step": (now - began) / given.every,
-                "loss": loss_value,
-            }
-            began = now
+            seconds, began = (now - began) / given.every, now
+            line = {"event": "step", "step": step, "seconds_per_step": seconds, "loss": loss_value}
             if given.rank == 0:
                 with open(given.out, "a") as file:
                     file.write(json.dumps(line) + "\n")

@@ -42,7 +42,7 @@ from tests.sim.build import why_not as why_no_device
 from tools.benchmark.foretold_sites import MICRO_BATCHES, RECIPES, Choice, Device, Namespaces, Site
 from tools.benchmark.foretold_table import Row, picture, table, verdict
 from tools.benchmark.namespaces import cluster, end_on_sigterm, going_on, why_not
-from tools.command_line import parser_of
+from tools.command_line import parser_of, tell
 from tools.tables import read_csv, write_csv
 
 SPEEDS = {
@@ -117,11 +117,8 @@ def main() -> int:
         rows = []
         for row in all_rows(options, failed):
             rows.append(row)
-            print(
-                f"{row.place}, {row.model}, {row.layout} over {row.link}: {1e3 * row.foretold:.0f} ms foretold, "
-                f"{1e3 * row.measured:.0f} ms measured",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            milliseconds = f"{1e3 * row.foretold:.0f} ms foretold, {1e3 * row.measured:.0f} ms measured"
+            tell(f"{row.place}, {row.model}, {row.layout} over {row.link}: {milliseconds}")
             if options.csv:
                 write_csv(rows, options.csv)
     if not rows:
@@ -147,7 +144,7 @@ def all_rows(options: argparse.Namespace, failed: list[str]) -> Iterator[Row]:
         with ExitStack() as stack:
             reason, site = site_of(place, ranks, links, options, stack)
             if site is None:
-                print(f"{place}, {ranks} ranks: skipped: {reason}", file=sys.stderr, flush=True)
+                tell(f"{place}, {ranks} ranks: skipped: {reason}")
             else:
                 yield from measured(site, wanted, options.rounds, failed)
 

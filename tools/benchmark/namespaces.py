@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
+from tools.command_line import tell
 
 # What a link sends at once after a pause: a larger one hides some of a short exchange.
 BURST_BYTES = 256 * 1024
@@ -160,7 +161,7 @@ def going_on(name: str, failed: list[str]) -> Iterator[None]:
         yield
     except (RuntimeError, TimeoutError, subprocess.SubprocessError, PaddleDPError) as error:
         failed.append(name)
-        print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        tell(f"{name} failed: {error}")
 
 
 @contextmanager

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from paddle_dp.units import Duration, EverySteps, Quantity
 from tools.benchmark.recovery_table import Line, Row, counting, distance, row, samples_by_step, table
 from tools.benchmark.recovery_training import RANKS, SAMPLES, Settings, System, Training
-from tools.command_line import parser_of, why_no_import
+from tools.command_line import parser_of, tell, why_no_import
 
 KINDS = ("rank", "supervisor", "node")
 SYSTEMS = [
@@ -166,7 +166,7 @@ def main() -> int:
     try:
         for system in chosen_systems(given):
             if reason := why_not(system, given.torch):
-                print(f"{system.name} is left out: {reason}", file=sys.stderr, flush=True)
+                tell(f"{system.name} is left out: {reason}")
                 continue
             for every in given.every.split(","):
                 try:
@@ -174,7 +174,7 @@ def main() -> int:
                     line = f"{' | '.join(rows[-1].cells())} (load {os.getloadavg()[0]:.1f})"
                 except RuntimeError as error:  # the other rows are worth knowing
                     line = f"{system.name}, {every}: {error}"
-                print(line, file=sys.stderr, flush=True)
+                tell(line)
     finally:
         if not given.keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -40,11 +40,8 @@ class Perceptron(nn.Layer):
 
     def __init__(self, width: int = 256, sample_ms: float = 0.0):
         super().__init__()
-        self.first, self.second, self.head = (
-            nn.Linear(64, width),
-            nn.Linear(width, width),
-            nn.Linear(width, 10),
-        )
+        self.first, self.second = nn.Linear(64, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 10)
         self.sample_ms = sample_ms
 
     def forward(self, samples: paddle.Tensor) -> paddle.Tensor:

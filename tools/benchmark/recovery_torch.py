@@ -34,11 +34,8 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 class Perceptron(nn.Module):
     def __init__(self, width: int, sample_ms: float):
         super().__init__()
-        self.first, self.second, self.head = (
-            nn.Linear(64, width),
-            nn.Linear(width, width),
-            nn.Linear(width, 10),
-        )
+        self.first, self.second = nn.Linear(64, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 10)
         self.sample_ms = sample_ms
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ from tools.benchmark.compute import variables
 from tools.benchmark.namespaces import Cluster, ended, events, going_on
 from tools.benchmark.restart import rank_pid
 from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture
-from tools.command_line import ROOT, paddle_dp, parser_of
+from tools.command_line import ROOT, paddle_dp, parser_of, tell
 
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
 SLOW = "50 ms"  # of the slow rank, each step
@@ -139,14 +139,14 @@ def main() -> int:
             for way in (way for way in ways if TASKS[0].name in way.tasks and not way.alone):
                 with going_on(way.name, failed):
                     rows.append(bench.faults(way))
-                    print(faults_table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+                    tell(faults_table(rows[-1:]).splitlines()[-1])
             print(faults_table(rows))
             return 1 if failed else 0
         found = []
         for task, workers, link, way in combinations(given.tasks, given.workers, given.links, ways):
             with going_on(f"{way.name} of {workers} over {link}", failed):
                 found.append(bench.training(way, task, link, workers))
-                print(found[-1], file=sys.stderr, flush=True)
+                tell(found[-1])
             if given.csv and found:
                 write(found, given.csv)
     show(found, given.png)
@@ -254,10 +254,7 @@ class Bench:
         if not alone:
             self.box.limit(LinkSpeed.parse(link))
         device = "lo" if alone else self.box.interface
-        callbacks = [
-            f"{{use: metrics, every: {task.every} steps}}",
-            f"{{use: evaluate, every: {task.every} steps}}",
-        ]
+        callbacks = (f"{{use: {use}, every: {task.every} steps}}" for use in ("metrics", "evaluate"))
         words = [*task.words, f"callbacks=[{', '.join(callbacks)}]"]
         processes, logs, metrics = self.start(way, ranks, task, words, alone)
         follows = Followed(way.servers, ranks if alone else 1)
@@ -331,11 +328,7 @@ class Bench:
         said = logs[0].read_text(errors="replace").splitlines()
         status = processes[0].returncode
         first = next((line.strip() for line in said if f"rank {victim}" in line), "nothing")
-        return (
-            f"goes on to the end: {first}"
-            if status == 0
-            else f"ends in {took:.1f} s, status {status}: {first}"
-        )
+        return f"{f'ends in {took:.1f} s, status {status}' if status else 'goes on to the end'}: {first}"
 
 
 if __name__ == "__main__":

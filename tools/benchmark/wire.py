@@ -37,7 +37,7 @@ from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, end_on_sigterm, ended, events, going_on, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, table
-from tools.command_line import paddle_dp, parser_of
+from tools.command_line import paddle_dp, parser_of, tell
 from tools.tables import read_csv, write_csv
 
 HERE = Path(__file__).resolve().parent
@@ -105,11 +105,7 @@ def main() -> int:
             chosen = [Layout(words, given.recipe, words) for words in given.strategies] or LAYOUTS
             for row in bench.rows(chosen, given.only, given.torch):
                 rows.append(row)
-                print(
-                    f"{row.layout} over {row.link}: {row.ms:.0f} ms, {row.mb:.2f} MB",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                tell(f"{row.layout} over {row.link}: {row.ms:.0f} ms, {row.mb:.2f} MB")
                 if given.csv:
                     write_csv(rows, given.csv)
     print(bytes_table(rows), table(rows), sep="\n\n")

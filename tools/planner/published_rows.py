@@ -148,14 +148,9 @@ def _torchtitan(row: dict[str, Any], case: dict[str, Any]) -> str:
 def _megatron_bridge(row: dict[str, Any], case: dict[str, Any]) -> None:
     size = next(key for key in ("405B", "70B", "8B") if key in row["model"])
     tensor, pipeline, context = (row.get(key, 1) for key in ("tensor", "pipeline", "context"))
-    case |= LLAMA[size] | {
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "sequence": context,
-        "flash": 1,
-        "matrices": 3,
-    }
-    case |= MEGATRON | {"data": row["cards"] / tensor / pipeline / context, "fp8": 1, "gradient": 4}
+    case |= LLAMA[size] | {"tensor": tensor, "pipeline": pipeline, "sequence": context}
+    case |= MEGATRON | {"data": row["cards"] / tensor / pipeline / context, "flash": 1, "matrices": 3}
+    case |= {"fp8": 1, "gradient": 4}
     case |= {"stage": 3 if "fsdp" in row else 1, "sequence_parallel": int(tensor > 1)}
 
 
