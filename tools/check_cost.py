@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,6 +26,7 @@ from paddle import nn
 from paddle_dp import checkpoint
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.mesh import join
+from tools.benchmark.turns import in_turns
 
 
 class Points:
@@ -50,12 +52,6 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
     return statistics.median(taken)
 
 
-def in_turn(one: Callable[[], object], other: Callable[[], object], times: int = 15) -> tuple[float, float]:
-    """Seconds of one of the two updates that each does, the least of `times`: other work only adds to it."""
-    taken = [(seconds(one, 1), seconds(other, 1)) for _ in range(times)]
-    return min(first for first, _ in taken) / 2, min(second for _, second in taken) / 2
-
-
 def main(millions: int) -> None:
     mesh = join(seed=0)
     paddle.seed(0)
@@ -71,7 +67,9 @@ def main(millions: int) -> None:
         weights = seconds(lambda: trainer.check("now"))
         with_states = seconds(lambda: trainer.check("now", states=True))
         saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - with_states
-        update, guarded = in_turn(lambda: learn(trainer), lambda: learn(trainer, guarded=True))
+        taken = in_turns({guarded: partial(learn, trainer, guarded) for guarded in (False, True)}, 15, 1)
+        # An epoch has two updates, and other work only adds to their seconds.
+        update, guarded = (min(epochs) / 2 for epochs in taken.values())
     if mesh.is_main:
         size = sum(p.size for p in trainer.learner.model.parameters())
         print(

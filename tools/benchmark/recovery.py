@@ -53,11 +53,6 @@ SYSTEMS = [
     System("torchrun", "torchrun"),
     System("torchft", "torchft"),
 ]
-REFERENCES = {
-    "paddle_dp": System("paddle_dp", "paddle_dp", ("--ranks", "2")),
-    "torchrun": System("torchrun", "torchrun"),
-    "torchft": System("torchft", "torchft"),
-}
 
 
 class Bench:
@@ -81,7 +76,8 @@ class Bench:
     def _reference(self, family: str) -> tuple[list[Line], dict[str, np.ndarray]]:
         if family not in self._references:
             folder = self.folder / f"{family}-undisturbed"
-            log = Training(REFERENCES[family], self.settings, folder, sleeps=False).run(0.0, 600.0)
+            system = System(family, family, ("--ranks", "2"))
+            log = Training(system, self.settings, folder, sleeps=False).run(0.0, 600.0)
             self._references[family] = log, _weights(folder)
         return self._references[family]
 

@@ -37,11 +37,10 @@ from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, end_on_sigterm, ended, events, going_on, why_not
 from tools.benchmark.slow_device import VARIABLE
 from tools.benchmark.wire_table import Row, bytes_table, picture, table
-from tools.command_line import paddle_dp, parser_of, tell
+from tools.command_line import ROOT, paddle_dp, parser_of, tell
 from tools.tables import read_csv, write_csv
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 MLP, GPT, LLAMA = (HERE / f"{name}.yaml" for name in ("mlp_25mb", "gpt_wire", "llama_wire"))
 STEPS = 12  # at each speed
 FIRST = 2  # steps at each speed that do not count
