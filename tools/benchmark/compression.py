@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,14 +83,8 @@ def outcome(lines: Sequence[str]) -> Trained:
     """What the lines of metrics.jsonl say."""
     events = [json.loads(line) for line in lines]
     accuracies = [event["acc1"] for event in events if event["event"] == "evaluated"]
-    sent = list(_sent(events))
+    sent = [event["sent"] for event in events if event["event"] == "step" and event.get("sent") is not None]
     return Trained(accuracy=accuracies[-1], least=min(sent), mean=statistics.mean(sent))
-
-
-def _sent(events: Sequence[dict[str, object]]) -> Iterator[float]:
-    for event in events:
-        if event["event"] == "step" and isinstance(sent := event.get("sent"), float | int):
-            yield float(sent)
 
 
 HEADER = table_head(["`compress`", "accuracy", "mean", "MB a step", "in the mean"])
