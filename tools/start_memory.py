@@ -20,6 +20,7 @@ sys.path[0] = os.getcwd()  # in place of tools/, whose files would hide packages
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 GB = 1e9
+HEAD = "| rank | its part | before | largest | part + block + before | start |"
 
 
 def arguments() -> argparse.Namespace:
@@ -65,22 +66,12 @@ def start(given: argparse.Namespace) -> None:
     part = sum(p.size * p.element_size() for _, p in learner.placed.named_parameters() if p._is_initialized())
     rows = mesh.gather([part, before, after, seconds])
     if mesh.is_main:
-        print(
-            f"the whole model {total / GB:.2f} GB, its largest block {block / GB:.2f} GB"
-            + (f"; limit of each rank's data {given.limit:g} GB" if given.limit else "")
-        )
-        print(
-            "| rank | its part | before | largest | part + block + before | start |",
-            "|---" * 6 + "|",
-            sep="\n",
-        )
+        limit = f"; limit of each rank's data {given.limit:g} GB" if given.limit else ""
+        print(f"the whole model {total / GB:.2f} GB, its largest block {block / GB:.2f} GB{limit}")
+        print(HEAD, "|---" * 6 + "|", sep="\n")
         for rank, (own, first, most, took) in enumerate(rows):
-            bound = own + block + first
-            print(
-                f"| {rank} | {own / GB:.2f} GB | {first / GB:.2f} GB | {most / GB:.2f} GB | {bound / GB:.2f} GB "
-                f"| {took:.0f} s |",
-                flush=True,
-            )
+            sizes = " | ".join(f"{size / GB:.2f} GB" for size in (own, first, most, own + block + first))
+            print(f"| {rank} | {sizes} | {took:.0f} s |", flush=True)
 
 
 if __name__ == "__main__":

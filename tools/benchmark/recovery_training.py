@@ -17,6 +17,7 @@ from pathlib import Path
 from paddle_dp.launch.network import free_port
 from paddle_dp.launch.processes import alive, descendants, kill_all, send
 from tools.benchmark.recovery_table import Kill, Line, read_log
+from tools.benchmark.restart import lose
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, SAMPLES, WIDTH = 2, 1280, 256
@@ -125,7 +126,7 @@ class Training:
             yield
         finally:
             for process in [*self.nodes, *lighthouse]:
-                _end(process)
+                lose(process)
 
     def _check(self, deadline: float) -> None:
         for number, node in enumerate(self.nodes):
@@ -219,10 +220,3 @@ class Training:
             str(program), "--bind", f"127.0.0.1:{self.port}", "--min_replicas", "1", "--quorum_tick_ms", "100",
             "--join_timeout_ms", "10000",
         ]  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    family = [process.pid, *descendants(process.pid)]
-    if process.poll() is None:
-        kill_all(lambda: [pid for pid in family if alive(pid)])
-    process.wait()

@@ -80,7 +80,9 @@ def rank_pid(run: Path, rank: int) -> int:
 
 def lose(job: subprocess.Popen[bytes]) -> None:
     """Ends all processes of a node at once."""
-    kill_all(lambda: [pid for pid in (job.pid, *descendants(job.pid)) if alive(pid)])
+    family = [job.pid, *descendants(job.pid)]
+    if job.poll() is None:
+        kill_all(lambda: [pid for pid in family if alive(pid)])
     job.wait()
 
 
