@@ -15,19 +15,20 @@ from tools.declared_names import assigned_names, declarations, refused_words
 from tools.syntax import nodes_of, parsed, uncollected, walk
 
 ROOT = Path(__file__).resolve().parents[1]
+# Patterns, and how often each stands in 10,000 words of the highest of seven code bases of the field; twice as often is
+# wanted at most.
 PROSE = {
-    "what": r"\bwhat\b",
-    "who, whose, nobody": r"\b(?:who|whose|nobody)\b",
-    "those of, that of": r"\b(?:those|that) of\b",
-    "told, said, hears": r"\b(?:told|said|hears)\b",
-    "of its own": r"\bof its own\b",
-    "beside": r"\bbeside\b",
-    "behind": r"\bbehind\b",
+    "what": (r"\bwhat\b", 2.2),
+    "who, whose, nobody": (r"\b(?:who|whose|nobody)\b", 6.5),
+    "those of, that of": (r"\b(?:those|that) of\b", 0.6),
+    "told, said, hears": (r"\b(?:told|said|hears)\b", 0.2),
+    "of its own": (r"\bof its own\b", 0.0),
+    "beside": (r"\bbeside\b", 0.0),
+    "behind": (r"\bbehind\b", 0.8),
 }
 
-Import = tuple[
-    str, int, str
-]  # the imported module, the line, and when: "now", "later" (in a function) or "typing"
+# The imported module, the line, and when: "now", "later" (in a function) or "typing".
+Import = tuple[str, int, str]
 Declared = tuple[str, int, str, str]  # file (from the package's folder), line, name, kind
 ClassId = tuple[str, str]  # module and name
 
@@ -68,18 +69,18 @@ class Tree:
     @cached_property
     def source(self) -> dict[str, ast.Module]:
         """The package's modules by their path below its folder."""
-        package = self.root / "paddle_dp"
         with uncollected():
-            return {
-                file.relative_to(package).as_posix(): parsed(file.read_text())
-                for file in sorted(package.rglob("*.py"))
-            }
+            return {name: parsed(file.read_text()) for name, file in self._files}
 
     @cached_property
     def lines(self) -> dict[str, int]:
         """Lines of each file of the package."""
+        return {name: line_count(file) for name, file in self._files}
+
+    @property
+    def _files(self) -> list[tuple[str, Path]]:
         package = self.root / "paddle_dp"
-        return {f.relative_to(package).as_posix(): line_count(f) for f in sorted(package.rglob("*.py"))}
+        return [(file.relative_to(package).as_posix(), file) for file in sorted(package.rglob("*.py"))]
 
     @cached_property
     def graph(self) -> dict[str, set[str]]:
@@ -99,12 +100,8 @@ class Tree:
 
     @cached_property
     def classes(self) -> dict[ClassId, ast.ClassDef]:
-        return {
-            (module_of(file), node.name): node
-            for file, tree in self.source.items()
-            for node in nodes_of(tree)
-            if isinstance(node, ast.ClassDef)
-        }
+        nodes = ((module_of(file), node) for file, tree in self.source.items() for node in nodes_of(tree))
+        return {(module, node.name): node for module, node in nodes if isinstance(node, ast.ClassDef)}
 
     @cached_property
     def bases(self) -> dict[ClassId, list[ClassId]]:
@@ -263,10 +260,9 @@ def public_names(tree: Tree) -> int:
     count = 0
     for module in tree.source.values():
         for node in module.body:
-            names = (
-                [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else []
-            )
-            names += [target.id for target in assigned_names(node)]
+            names = [target.id for target in assigned_names(node)]
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.append(node.name)
             count += sum(not name.startswith("_") for name in names)
     return count
 
@@ -276,7 +272,7 @@ def words_per_10000(tree: Tree) -> tuple[int, dict[str, float]]:
     total, hits = 0, Counter[str]()
     for _, _, text in tree.prose():
         total += len(re.findall(r"[A-Za-z][A-Za-z'’]*", text))
-        for word, pattern in PROSE.items():
+        for word, (pattern, _) in PROSE.items():
             hits[word] += len(re.findall(pattern, text, re.IGNORECASE))
     return total, {word: 1e4 * hits[word] / max(total, 1) for word in PROSE}
 
