@@ -46,14 +46,12 @@ def screenshot(page: Path, width: int, height: int, is_dark: bool = False) -> by
         sys.exit("This needs Chromium: apt-get install chromium fonts-noto-cjk")
     with tempfile.TemporaryDirectory() as profile:
         png = Path(profile, "page.png")
-        subprocess.run(
-            [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={png}",
-                f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", page.resolve().as_uri(),
-            ],
-            check=True, capture_output=True, timeout=120,
-        )  # fmt: skip
+        command = [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={png}",
+            f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", page.resolve().as_uri(),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
         return png.read_bytes()
 
 

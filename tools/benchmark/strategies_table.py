@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paddle_dp.figures import new_figure
-from tools.tables import table, table_head, table_row
+from tools.tables import table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +93,13 @@ def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
         whole = max(one.points[-1].step for one in here)
         columns = [part for link in links for part in (f"{link}: samples/s", "s")]
         heads = ["strategy", "MB a step", "steps", *columns, "at the end: loss", "accuracy"]
-        shown += [
-            f"**{task}, {workers} workers** (target: held-out loss {targets[task]:g})\n",
-            table_head(heads),
-            *(
-                _row([one for one in here if one.way == way], links, targets[task], whole)
-                for way in dict.fromkeys(one.way for one in here)
-            ),
-            "",
-        ]
+        by_way = ([one for one in here if one.way == way] for way in dict.fromkeys(one.way for one in here))
+        rows = table(heads, (_cells(over, links, targets[task], whole) for over in by_way))
+        shown.append(f"**{task}, {workers} workers** (target: held-out loss {targets[task]:g})\n\n{rows}\n")
     return "\n".join(shown)
 
 
-def _row(over: Sequence[Training], links: Sequence[str], target: float, whole: int) -> str:
+def _cells(over: Sequence[Training], links: Sequence[str], target: float, whole: int) -> list[str]:
     """A line of a way's trainings, one for each link but for those it does not know; `whole`: a training's steps."""
     end = over[-1].points[-1]
     size = f"{end.mb / end.step:.3f}"
@@ -120,8 +114,7 @@ def _row(over: Sequence[Training], links: Sequence[str], target: float, whole: i
         parts.append(f"{there.seconds:.1f}" if there else "–" if one else "")
     until = "–" if not steps else str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
     loss = f"{end.loss:.4f}" + (f" (step {end.step})" if end.step < whole else "")
-    words = [over[0].way, size, until, *parts, loss, f"{over[-1].accuracy:.4f}"]
-    return table_row(words)
+    return [over[0].way, size, until, *parts, loss, f"{over[-1].accuracy:.4f}"]
 
 
 def faults_table(rows: Sequence[Faulty]) -> str:
