@@ -96,12 +96,8 @@ def read(path: Path) -> dict[str, Record]:
     if not path.exists():
         raise SystemExit(f"{path}: there is no such record. `golden.py record {path}` writes one.")
     head, *records = map(json.loads, path.read_text().splitlines())
-    here = machine()
-    other = [
-        f"{key} {head['machine'].get(key)!r} there, {here[key]!r} here"
-        for key in here
-        if head["machine"].get(key) != here[key]
-    ]
+    facts = ((key, head["machine"].get(key), here) for key, here in machine().items())
+    other = [f"{key} {there!r} there, {here!r} here" for key, there, here in facts if there != here]
     if other:
         raise SystemExit(
             f"{path} was recorded on another kind of machine, whose processors round otherwise: {'; '.join(other)}. "
@@ -120,10 +116,8 @@ def report(old: Mapping[str, Record], new: Sequence[Record], names: Mapping[str,
         if apart:
             others = f"\n    … and {len(apart) - 6} more" * (len(apart) > 6)
             print(f"{name}: " + "\n    ".join(apart[:6]) + others)
-    print(
-        f"{len(new) - wrong} of {len(new)} cases are the same, bit for bit"
-        + f"; {wrong} differ" * bool(wrong)
-    )
+    rest = f"; {wrong} differ" if wrong else ""
+    print(f"{len(new) - wrong} of {len(new)} cases are the same, bit for bit{rest}")
     return int(bool(wrong))
 
 

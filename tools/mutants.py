@@ -46,10 +46,8 @@ def examine(recipe: str, count: int, seeds: Sequence[str], rows: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="paddle-dp-mutants-") as scratch:
         exam = Exam(recipe, RECIPES[recipe], Path(scratch))
         both = sum(shared for _, shared in exam.sites)
-        print(
-            f"{recipe}: {len(exam.sites)} sites, {both} of them in lines that one process runs, too",
-            flush=True,
-        )
+        shared_lines = f"{both} of them in lines that one process runs, too"
+        print(f"{recipe}: {len(exam.sites)} sites, {shared_lines}", flush=True)
         for seed in seeds:
             for site, shared in exam.draw(count, seed):
                 if (seed, site) in read:
@@ -57,10 +55,8 @@ def examine(recipe: str, count: int, seeds: Sequence[str], rows: Path) -> None:
                 row = replace(exam.judge(site, shared, seed), commit=commit())
                 with rows.open("a") as file:
                     file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-                where = f"{site.file}:{site.line}"
-                print(
-                    f"{recipe:10} {row.outcome:10} {row.seconds:4.0f} s  {where} {site.mutation}", flush=True
-                )
+                verdict = f"{recipe:10} {row.outcome:10} {row.seconds:4.0f} s"
+                print(f"{verdict}  {site.file}:{site.line} {site.mutation}", flush=True)
 
 
 def ask_suite(rows: Path, reviewed: Reviewed) -> None:
@@ -73,12 +69,9 @@ def ask_suite(rows: Path, reviewed: Reviewed) -> None:
         for n in asked:
             assert suite is not None
             killer = suite.killer(judged[n].file, judged[n].number)
-            judged[n] = replace(judged[n], suite=killer or "survived")
+            row = judged[n] = replace(judged[n], suite=killer or "survived")
             rows.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in judged))
-            print(
-                f"suite: {judged[n].file}:{judged[n].line} {judged[n].mutation}: {judged[n].suite}",
-                flush=True,
-            )
+            print(f"suite: {row.file}:{row.line} {row.mutation}: {row.suite}", flush=True)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -142,9 +135,8 @@ def main() -> int:
         command = f"python tools/mutants.py --seed {' '.join(seeds)} --count {given.count}{' --suite' * given.suite}"
         judging, paddle = sum(row.seconds for row in judged), version("paddlepaddle")
         commits = ", ".join(dict.fromkeys(row.commit for row in judged))
-        made = (
-            f"`{command}`, commit {commits}: {judging:.0f} s on {os.cpu_count()} CPU cores, Paddle {paddle}."
-        )
+        cost = f"{judging:.0f} s on {os.cpu_count()} CPU cores, Paddle {paddle}"
+        made = f"`{command}`, commit {commits}: {cost}."
         given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
     print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
     new, wrong = unread(judged, reviewed), unseen(judged)

@@ -116,10 +116,8 @@ def main() -> None:
     print("an update of a learner: ms, and times the first")
     for name, how in MODELS.items():
         found = medians(updates(*how), rounds, 10 if how[0] == "mlp" else 1)
-        print(
-            f"  {name}: "
-            + ", ".join(f"{way} {1e3 * t:.3f} ({ratio:.3f})" for way, (t, ratio) in found.items())
-        )
+        line = [f"{way} {1e3 * t:.3f} ({ratio:.3f})" for way, (t, ratio) in found.items()]
+        print(f"  {name}: " + ", ".join(line))
 
 
 if __name__ == "__main__":

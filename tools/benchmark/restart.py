@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,8 @@ def updates(run: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in lines:
-        try:
+        with suppress(ValueError):  # it is being written
             found.append(json.loads(line))
-        except ValueError:  # it is being written
-            continue
     return [line for line in found if line["event"] == "step"]
 
 
