@@ -22,7 +22,7 @@ from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.scores import smaller_is_better
 from paddle_dp.sweep.search import PRUNERS, SEARCHES, STUDY, TrialRecord
-from paddle_dp.sweep.space import Axis, Settings, all_settings, combinations, overrides, read_axes
+from paddle_dp.sweep.space import Axis, Settings, all_settings, combinations, overrides, read_axes, set_keys
 from paddle_dp.sweep.trial import folder_of, resume_point
 
 REQUEST = "sweep.json"
@@ -107,8 +107,7 @@ def planned(request: SweepRequest) -> SweepPlan:
     carried out: no score, too few devices, a callback that is missing.
     """
     axes, settings = read_axes(request.texts)
-    keys = [*(axis.key for axis in axes), *(text.partition("=")[0].strip() for text in settings)]
-    if key := next((key for key in keys if key in _RESERVED), None):
+    if key := next((key for key in set_keys(axes, settings) if key in _RESERVED), None):
         raise UsageError(f"{key} cannot be set in a sweep: {_RESERVED[key]}.")
     first = tuple(axis.samples[0] for axis in axes)
     recipe = _read(request, axes, settings, first)

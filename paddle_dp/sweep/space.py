@@ -26,16 +26,12 @@ Settings = tuple[str, ...]
 
 _REAL = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*", re.DOTALL)
-_RANGES = {
-    "uniform": (False, False),
-    "loguniform": (False, True),
-    "int": (True, False),
-    "logint": (True, True),
+_RANGES = {  # by name: has it integers, is their logarithm uniform, and an example
+    "uniform": (False, False, "uniform(0, 0.5)"),
+    "loguniform": (False, True, "loguniform(1e-4, 1e-1)"),
+    "int": (True, False, "int(16, 256)"),
+    "logint": (True, True, "logint(16, 4096)"),
 }
-_EXAMPLES = {
-    "uniform": "uniform(0, 0.5)", "loguniform": "loguniform(1e-4, 1e-1)", "int": "int(16, 256)",
-    "logint": "logint(16, 4096)",
-}  # fmt: skip
 _GOLDEN = 0.618034  # of the way from low to high: a value between them that is no round number
 _MOST_COUNTED = 10_000
 
@@ -94,7 +90,7 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
             settings.append(text)
         else:
             axes.append(axis)
-    keys = [axis.key for axis in axes] + [text.partition("=")[0].strip() for text in settings]
+    keys = set_keys(axes, settings)
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"{twice} is set twice: give each key once.")
     if not axes:
@@ -103,6 +99,11 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
             "'optimizer.weight_decay=[0, 0.05]'. paddle-dp train RECIPE trains one setting."
         )
     return tuple(axes), tuple(settings)
+
+
+def set_keys(axes: Sequence[Axis], settings: Sequence[str]) -> list[str]:
+    """The keys that a sweep sets: of its axes, and of its settings of all trials."""
+    return [axis.key for axis in axes] + [text.partition("=")[0].strip() for text in settings]
 
 
 def _read_axis(key: str, value: str) -> Axis | None:
@@ -137,12 +138,12 @@ def _choices(location: str, value: str) -> Settings:
 
 
 def _range(key: str, location: str, name: str, arguments: Sequence[str]) -> Axis:
-    integer, log = _RANGES[name]
+    integer, log, example = _RANGES[name]
     most = 3 if name == "int" else 2
     number = r"[-+]?\d+" if integer else _REAL
     kind = "integers" if integer else "numbers"
     if not 2 <= len(arguments) <= most or not all(re.fullmatch(number, argument) for argument in arguments):
-        raise UsageError(f"{location}: {name} takes {kind}, such as {_EXAMPLES[name]}.")
+        raise UsageError(f"{location}: {name} takes {kind}, such as {example}.")
     low, high, step = *map(float, arguments[:2]), int(arguments[2]) if len(arguments) == 3 else 1
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UsageError(f"{location}: the first number is the smaller end of the range.")
