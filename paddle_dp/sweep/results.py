@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,6 +23,7 @@ from paddle_dp.report.run_record import RunRecord, read_run
 from paddle_dp.sweep.search import TrialRecord
 from paddle_dp.sweep.space import Axis, labels, shown
 from paddle_dp.sweep.trial import folder_of
+from paddle_dp.text import numbered
 
 if TYPE_CHECKING:
     from paddle_dp.sweep.request import SweepPlan
@@ -36,8 +38,7 @@ _MOST_COMPARED = 12  # runs on the page: the best ones
 def ranked(plan: SweepPlan, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials with a score, the best first; of equal ones the earliest."""
     scored = [record for record in records if record.score is not None]
-    sign = 1 if plan.smaller else -1
-    return sorted(scored, key=lambda record: (sign * (record.score or 0.0), record.number))
+    return sorted(scored, key=lambda record: record.score or 0.0, reverse=not plan.smaller)
 
 
 def show(plan: SweepPlan, records: Sequence[TrialRecord]) -> None:
@@ -54,7 +55,7 @@ def show(plan: SweepPlan, records: Sequence[TrialRecord]) -> None:
     )
     if sentence := chance(plan, order, best):
         console.write(sentence)
-    lines = [("picture", str(_write_picture(plan, records)))]
+    lines = [("picture", str(_write_picture(plan, order)))]
     if page := _write_page(plan, order):
         lines.append(("trials compared", page))
     lines.append(("train it further", further(plan, best)))
@@ -87,9 +88,8 @@ def chance(plan: SweepPlan, order: Sequence[TrialRecord], best: RunRecord) -> st
     near = [record.number for record in order[1:] if (record.score or 0.0) >= limits[0]]
     if not near:
         return ""
-    trials = "trial" if len(near) == 1 else "trials"
     return (
-        f"By chance {trials} {', '.join(map(str, near))} may be as good: {plan.score} is in the best one's 95 % "
+        f"By chance {numbered('trial', near)} may be as good: {plan.score} is in the best one's 95 % "
         "interval, and the best of several is also the luckiest. Other held-out samples, or seeds, would tell."
     )
 
@@ -122,10 +122,9 @@ def _write_page(plan: SweepPlan, order: Sequence[TrialRecord]) -> str:
     return str(path) + (f" (the best {len(compared)})" if len(compared) < len(order) else "")
 
 
-def _write_picture(plan: SweepPlan, records: Sequence[TrialRecord]) -> Any:
+def _write_picture(plan: SweepPlan, order: Sequence[TrialRecord]) -> Path:
     """Writes the picture: the score of each trial in the order of trials, and over each axis."""
-    scored = [record for record in records if record.score is not None]
-    best = ranked(plan, records)[0]
+    scored, best = sorted(order, key=lambda record: record.number), order[0]
     count = 1 + len(plan.axes)
     columns = min(count, 3)
     rows = math.ceil(count / columns)
