@@ -58,17 +58,12 @@ class _Journal(BaseJournalBackend):
         self._lines += lines
 
 
-class _Fixed(BaseSampler):
+class _Fixed(RandomSampler):
     """Draws the values that it was made with."""
 
     def __init__(self, values: Mapping[str, Any]):
+        super().__init__()
         self.values = values
-
-    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-        return {}
 
     def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
         return self.values[param_name]
@@ -136,53 +131,47 @@ class SweepSearch:
                 )
         return [latest[number] for number in sorted(latest)]
 
-    def repeat(self, record: TrialRecord) -> None:
-        """Begins another attempt at a trial, with the same settings."""
-        self._begin(self._fixed(record.settings), record.number, record.settings)
-
-    def draw(self, trials: int, known: Sequence[Settings]) -> tuple[int, Settings] | None:
-        """The number and the settings of the next trial, other than `known`, which were tried before; None if there
-        are no others.
+    def draw(self, trials: int) -> TrialRecord | None:
+        """Begins the next of so many trials, with settings that no trial before it has; None if there are no others.
 
         If all settings are no more than `trials`, each is drawn once, in order.
         """
+        known = [record.settings for record in self.records()]
         number, count = len(known), combinations(self.axes)
+        if number >= trials:
+            return None
         for attempt in range(_MOST_DRAWS if count is None or count > trials else 0):
             trial, settings = self._sampled(number, attempt)
             if settings not in known:
-                self._begin(trial, number, settings)
-                return number, settings
+                return self._begin(trial, number, settings)
             self._study.tell(trial, state=TrialState.FAIL)  # without a number, so it does not count
         untried = (s for s in all_settings(self.axes) if s not in known) if count is not None else iter(())
         rest = next(untried, None)
-        if rest is None:
-            return None
-        self._begin(self._fixed(rest), number, rest)
-        return number, rest
+        return None if rest is None else self.repeat(TrialRecord(number=number, settings=rest))
+
+    def repeat(self, record: TrialRecord) -> TrialRecord:
+        """Begins an attempt at a trial, with its settings."""
+        values = {
+            axis.key: value if axis.choices else int(value) if axis.integer else float(value)
+            for axis, value in zip(self.axes, record.settings, strict=True)
+        }
+        return self._begin(self._ask(_Fixed(values)), record.number, record.settings)
 
     def _sampled(self, number: int, attempt: int) -> tuple[optuna.Trial, Settings]:
         seed = random.Random(f"{self.seed}/{number}/{attempt}").getrandbits(32)
-        if self.method == "random":
-            trial = self._ask(RandomSampler(seed=seed))
-        else:
-            trial = self._ask(TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS))
+        by_results = TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
+        trial = self._ask(RandomSampler(seed=seed) if self.method == "random" else by_results)
         return trial, tuple(axis.written(trial.params[axis.key]) for axis in self.axes)
-
-    def _fixed(self, settings: Settings) -> optuna.Trial:
-        values = {
-            axis.key: value if axis.choices else int(value) if axis.integer else float(value)
-            for axis, value in zip(self.axes, settings, strict=True)
-        }
-        return self._ask(_Fixed(values))
 
     def _ask(self, sampler: BaseSampler) -> optuna.Trial:
         self._study.sampler = sampler
         return self._study.ask(self._distributions)
 
-    def _begin(self, trial: optuna.Trial, number: int, settings: Settings) -> None:
+    def _begin(self, trial: optuna.Trial, number: int, settings: Settings) -> TrialRecord:
         trial.set_user_attr(_SETTINGS, list(settings))
         trial.set_user_attr(_NUMBER, number)
         self._trials[number] = trial
+        return TrialRecord(number=number, settings=settings)
 
     def report(self, number: int, samples: int, score: float, may_stop: bool) -> bool:
         """Notes a trial's score after so many samples; returns whether it is a loser that should stop. A position that
@@ -200,9 +189,8 @@ class SweepSearch:
         self._end(trial.number, state, score)
 
     def _end(self, optuna_number: int, state: str, score: float | None) -> None:
-        if state == "done" and score is not None:
+        if state == "done":
             self._study.tell(optuna_number, score)
-        elif state in ("pruned", "stopped") and score is not None:
-            self._study.tell(optuna_number, state=TrialState.PRUNED)
         else:
-            self._study.tell(optuna_number, state=TrialState.FAIL)
+            was_scored = state in ("pruned", "stopped")
+            self._study.tell(optuna_number, state=TrialState.PRUNED if was_scored else TrialState.FAIL)

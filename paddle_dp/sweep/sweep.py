@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,13 @@ class _Slot:
     reason: str = ""
     last_samples: float = math.inf
 
+    def interrupt(self, at_once: bool = False) -> None:
+        self.reason = self.reason or "interrupted"
+        if at_once:
+            self.running.kill()
+        else:
+            self.running.stop()
+
 
 @dataclass
 class Sweep:
@@ -82,35 +90,21 @@ class Sweep:
         if self.slots and not at_once:
             console.write(f"{plural(len(self.slots), 'trial')} in flight: saving, then the sweep ends.")
         for slot in self.slots.values():
-            slot.reason = slot.reason or "interrupted"
-            if at_once:
-                slot.running.kill()
-            else:
-                slot.running.stop()
+            slot.interrupt(at_once)
 
     def _fill(self) -> None:
-        for number in range(self.plan.request.jobs):
-            if number in self.slots:
-                continue
-            if self.waiting:
-                record = self.waiting.pop(0)
-                self.search.repeat(record)
-            elif (drawn := self._drawn()) is not None:
-                record = drawn
-            else:
+        request = self.plan.request
+        for number in [slot for slot in range(request.jobs) if slot not in self.slots]:
+            waiting = self.waiting.pop(0) if self.waiting else None
+            record = self.search.repeat(waiting) if waiting else self.search.draw(request.trials)
+            if record is None:
                 return
             self._start(number, record)
-
-    def _drawn(self) -> TrialRecord | None:
-        known = [record.settings for record in self.search.records()]
-        trials = self.plan.request.trials
-        drawn = self.search.draw(trials, known) if len(known) < trials else None
-        return None if drawn is None else TrialRecord(number=drawn[0], settings=drawn[1])
 
     def _start(self, number: int, record: TrialRecord) -> None:
         run, screen = folder_of(self.plan.folder, record.number), screen_of(self.plan, record)
         arguments = self.plan.arguments(record)
-        evaluations = Evaluations.before_training(run, self.plan.score)
+        evaluations = Evaluations(run, self.plan.score)
         running = self.executor.start(arguments, number, screen)
         self.slots[number] = _Slot(record, running, evaluations, time.monotonic())
         if arguments[-1].startswith("--resume="):
@@ -150,13 +144,11 @@ class Sweep:
     def _cause(self, record: TrialRecord, status: int) -> str:
         if status in (0, STOPPED):
             return f"no evaluation has a finite {self.plan.score}"
-        try:
+        with suppress(UsageError):
             state, sentence = read_run(folder_of(self.plan.folder, record.number)).ending
-        except UsageError:
-            state, sentence = "", ""
-        return (
-            sentence if state == "failed" else last_line(screen_of(self.plan, record)) or f"status {status}"
-        )
+            if state == "failed":
+                return sentence
+        return last_line(screen_of(self.plan, record)) or f"status {status}"
 
     def _judge(self, ended: TrialRecord, status: int) -> None:
         """Ends a sweep of which nothing but failures came: a usage error, or several trials in a row."""
@@ -172,8 +164,7 @@ class Sweep:
             )
             self.is_mistake = status == USAGE and not self.slots
             for slot in self.slots.values():
-                slot.reason = slot.reason or "interrupted"
-                slot.running.stop()
+                slot.interrupt()
 
 
 def screen_of(plan: SweepPlan, record: TrialRecord) -> Path:
@@ -202,24 +193,17 @@ def result(plan: SweepPlan, record: TrialRecord) -> str:
     )
 
 
+@steady_screen()
 def run(request: SweepRequest, make_executor: Callable[[SweepPlan], Executor] | None = None) -> int:
     """Runs a sweep, shows its results, and returns the exit status: 0; 1 if no trial has a score; 75 if it was asked
     to stop. `make_executor`: makes the one that starts trials on other machines. Raises UsageError as `planned` does,
     and if the folder has another sweep."""
-    with steady_screen():
-        return _run(request, make_executor)
-
-
-def _run(request: SweepRequest, make_executor: Callable[[SweepPlan], Executor] | None) -> int:
     from paddle_dp.sweep.results import show
 
     environment = dict(os.environ)  # importing Paddle changes it
     plan = planned(request)
-    executor = (
-        make_executor(plan)
-        if make_executor
-        else LocalExecutor(environment=environment, threads=plan.threads, devices=plan.devices)
-    )
+    here = LocalExecutor(environment=environment, threads=plan.threads, devices=plan.devices)
+    executor = make_executor(plan) if make_executor else here
     open_folder(plan)
     search = SweepSearch(
         plan.folder, plan.axes, smaller=plan.smaller, seed=request.seed, method=request.search, pruner=request.prune

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,20 +45,13 @@ class Executor(Protocol):
         """Starts `paddle-dp ARGUMENTS` in one of the sweep's slots; what it prints is appended to `screen`."""
 
 
-class LocalTrial:
+class LocalTrial(subprocess.Popen[bytes]):
     """A training in a process of this machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes]):
-        self.process = process
-
-    def poll(self) -> int | None:
-        return self.process.poll()
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
+    stop = subprocess.Popen.terminate
 
     def kill(self) -> None:
-        kill_tree(self.process)
+        kill_tree(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,44 +73,35 @@ class LocalExecutor:
         variables |= self.environment
         screen.parent.mkdir(exist_ok=True)
         with screen.open("ab") as output:
-            process = subprocess.Popen(
+            return LocalTrial(
                 command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 **child_options(),
             )  # fmt: skip
-        return LocalTrial(process)
 
 
-@dataclass
 class Evaluations:
     """The evaluations of a run, read from metrics.jsonl as it grows.
 
-    A resumed training replaces the file, without the lines after its checkpoint, so a file that was there before it
-    (`stale`, an inode) is not read while the training runs.
+    It is made before the training starts: a resumed training replaces the file, without the lines after its checkpoint,
+    so a file that was there before is not read while the training runs.
     """
 
-    run: Path
-    score: str
-    stale: int = 0
-    total_steps: int = 0
-    points: list[Evaluation] = field(default_factory=list)
-    _inode: int = 0
-    _offset: int = 0
-
-    @classmethod
-    def before_training(cls, run: Path, score: str) -> Evaluations:
-        return cls(run, score, stale=_inode_of(run / METRICS))
+    def __init__(self, run: Path, score: str):
+        self.score, self._path = score, run / METRICS
+        self.total_steps = 0
+        self.points: list[Evaluation] = []
+        self._stale, self._inode, self._offset = _inode_of(self._path), 0, 0
 
     def read(self, is_over: bool) -> list[Evaluation]:
         """Reads new lines and returns their evaluations; once the training is over, also of a stale file."""
-        path = self.run / METRICS
-        inode = _inode_of(path)
-        if not inode or (inode == self.stale and not is_over):
+        inode = _inode_of(self._path)
+        if not inode or (inode == self._stale and not is_over):
             return []
         if inode != self._inode:
             self._inode, self._offset = inode, 0
             self.points.clear()
         first = len(self.points)
-        with path.open("rb") as file:
+        with self._path.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
@@ -129,13 +112,10 @@ class Evaluations:
         return self.points[first:]
 
     def _note(self, line: bytes) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            return
+        event = _event_of(line)
         self.total_steps = int(event.get("total_steps") or self.total_steps)
         value = number(event.get(self.score))
-        if event["event"] == "evaluated" and value is not None:
+        if event.get("event") == "evaluated" and value is not None:
             self.points.append((int(event["samples"]), int(event["step"]), value))
 
 
@@ -162,26 +142,26 @@ def resume_point(run: Path) -> str | None:
     """
     names = [path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")]
     last, complete = -1, set()
-    for line in _lines(run / METRICS):
-        last = max(last, line["step"])
-        if line["event"] == "evaluated" or line.get("kind") == StoppedError.__name__:
-            complete.add(line["step"])
+    try:
+        lines = (run / METRICS).read_bytes().splitlines()
+    except OSError:
+        return None
+    for event in filter(None, map(_event_of, lines)):
+        last = max(last, event["step"])
+        if event["event"] == "evaluated" or event.get("kind") == StoppedError.__name__:
+            complete.add(event["step"])
     steps = [step for name in names if name.isdecimal() and (last > (step := int(name)) or step in complete)]
     return str(max(steps)) if steps else None
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _event_of(line: bytes) -> dict[str, Any]:
+    """The event of a line of metrics.jsonl; {} if there is none."""
     try:
-        text = path.read_bytes()
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:  # cut off by the kill
-            continue
-        if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
-            yield event
+        event = json.loads(line)
+    except ValueError:  # cut off by a kill
+        return {}
+    is_event = isinstance(event, dict) and "event" in event and type(event.get("step")) is int
+    return event if is_event else {}
 
 
 def last_line(screen: Path) -> str:

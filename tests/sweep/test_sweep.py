@@ -388,7 +388,7 @@ def test_evaluations_are_read_as_they_are_written_and_not_those_that_will_be_rep
     path = tmp_path / "metrics.jsonl"
     line = '{"event": "evaluated", "step": %d, "samples": %d, "acc1": %s}\n'
     path.write_text(line % (1, 10, "0.5") + line % (2, 20, "NaN"))
-    evaluations = Evaluations.before_training(tmp_path, "acc1")
+    evaluations = Evaluations(tmp_path, "acc1")
     evaluations.read(is_over=False)
     assert evaluations.points == []
     (tmp_path / "new").write_text(
