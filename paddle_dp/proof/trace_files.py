@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
@@ -178,46 +178,31 @@ class NoiseFloors:
         for key, sums in outputs.items():
             self._fold("output", key, sums)
 
-    def _distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
-        """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
-        flat, squares = array.reshape(-1), 0.0
-        distances = np.empty(flat.size, "float32")
-        for start, stop in chunks(flat.size):
-            noisy, plain = flat[start:stop].astype("float64"), self._store.read(name, start, stop)
-            with np.errstate(invalid="ignore"):
-                differences = np.abs(noisy - plain)
-            if not np.isfinite(differences).all():  # the same infinity, or NaN on both sides, is equal
-                differences[(noisy == plain) | (np.isnan(noisy) & np.isnan(plain))] = 0.0
-            distances[start:stop] = differences
-            squares += float(differences.dot(differences))
-        return float(np.sqrt(squares)), distances
-
     def _fold(self, group: str, key: str, array: np.ndarray) -> None:
-        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
-        base = f"{group}|{key}"
-        if base not in self._store or self._store.shape(base) != array.shape:
+        """Keeps the larger distance of each element. Skips a quantity without a plain one of its shape."""
+        store, base, name = self._store, f"{group}|{key}", f"noise|{key}"
+        if base not in store or store.shape(base) != array.shape:
             return
-        norm, largest = self._distance(base, array)
-        self.norms[key] = max(self.norms.get(key, 0.0), norm)
-        name = f"noise|{key}"
-        if name not in self._store:
-            self._store.put(name, largest.reshape(array.shape))
-            return
-        for start, stop in chunks(largest.size):
-            before = self._store.read(name, start, stop)
-            self._store.change(name, start, np.maximum(before, largest[start:stop]))
+        if name not in store:
+            store.put(name, np.zeros(array.shape, "float32"))
+        flat, squares = array.reshape(-1), 0.0
+        for start, stop in chunks(flat.size):
+            noisy, plain = flat[start:stop].astype("float64"), store.read(base, start, stop)
+            with np.errstate(invalid="ignore"):
+                distances = np.abs(noisy - plain)
+            if not np.isfinite(distances).all():  # the same infinity, or NaN on both sides, is equal
+                distances[(noisy == plain) | (np.isnan(noisy) & np.isnan(plain))] = 0.0
+            squares += float(distances.dot(distances))
+            store.change(name, start, np.maximum(store.read(name, start, stop), distances))
+        self.norms[key] = max(self.norms.get(key, 0.0), float(np.sqrt(squares)))
 
 
-@dataclass
 class Sheet:
     """One rank's sheet; arrays are read on access."""
 
-    path: Path
-    facts: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.facts = json.loads(self.path.read_text())
-        self._store = ArrayStore(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
+    def __init__(self, path: Path):
+        self.facts: dict[str, Any] = json.loads(path.read_text())
+        self._store = ArrayStore(path.with_suffix(".bin"), self.facts.pop("arrays"))
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""
