@@ -78,7 +78,7 @@ class QuantityDistance:
         return is_same(self.r)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KindSummary:
     """The distances of all quantities of a kind: their number, and the largest."""
 
@@ -107,6 +107,8 @@ class TraceComparison:
 
     def __post_init__(self) -> None:
         self.dtype: str = self.reference.facts["dtype"]
+        # The error that the ranks raised when they compared their weights.
+        self.divergence: str | None = self.candidate.facts["divergence"]
         self._sizes: dict[tuple[str, int, str], float] = {}
         self.distances = self._cleared(list(self._distances()))
 
@@ -122,23 +124,12 @@ class TraceComparison:
     @property
     def unshared(self) -> list[Key]:
         """The weights of which ranks hold different copies after an update; one process is compared with one copy."""
-        return [key for key in map(Key.read, self.candidate.facts["copy groups"]) if key.kind == "weight"]
-
-    @property
-    def divergence(self) -> str | None:
-        """The error that the ranks raised when they compared their weights, or None."""
-        divergence: str | None = self.candidate.facts["divergence"]
-        return divergence
+        return [key for key in map(Key.read, self.candidate.facts["copy_groups"]) if key.kind == "weight"]
 
     @cached_property
     def summaries(self) -> list[KindSummary]:
-        summaries = []
-        for kind in KINDS:
-            distances = self._kind_distances(kind)
-            if distances:
-                worst = max(distances, key=lambda distance: distance.r)
-                summaries.append(KindSummary(kind=kind, count=len(distances), worst=worst))
-        return summaries
+        by_kind = ((kind, self._kind_distances(kind)) for kind in KINDS)
+        return [KindSummary(kind, len(of), max(of, key=lambda d: d.r)) for kind, of in by_kind if of]
 
     def _kind_distances(self, kind: str) -> list[QuantityDistance]:
         return [distance for distance in self.distances if distance.quantity.kind == kind]
@@ -187,12 +178,10 @@ class TraceComparison:
         watched = set(self.reference.facts["recorded"]) | set(self.candidate.facts["recorded"])
         for key in sorted(self.reference.keys | self.candidate.keys):
             quantity = Key.read(key)
-            if quantity.kind not in KINDS or (
-                quantity.kind in _NUMBER_KINDS and quantity.step not in watched
-            ):
+            is_number, is_missing = quantity.kind in _NUMBER_KINDS, key not in self.candidate.keys
+            if quantity.kind not in KINDS or (is_number and quantity.step not in watched):
                 continue
-            is_missing = key not in self.candidate.keys
-            if is_missing and quantity.kind in _NUMBER_KINDS and not self._ranks_read(quantity.step):
+            if is_missing and is_number and not self._ranks_read(quantity.step):
                 continue
             if is_missing or key not in self.reference.keys:
                 side = "many" if is_missing else "one"
@@ -214,9 +203,8 @@ class TraceComparison:
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
         not: it concerns one sample at one position.
         """
-        r_by_step = {
-            (d.quantity.step, d.quantity.name): d.r for d in distances if d.quantity.kind == "gradient"
-        }
+        gradients = [d for d in distances if d.quantity.kind == "gradient"]
+        r_by_step = {(d.quantity.step, d.quantity.name): d.r for d in gradients}
         cleared, turned = [], dict[str, float]()
         for distance in distances:
             quantity = distance.quantity

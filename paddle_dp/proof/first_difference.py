@@ -18,7 +18,7 @@ import numpy as np
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import QuantityDistance, TraceComparison
 from paddle_dp.proof.tolerance import LARGEST_R, is_same, ratio
-from paddle_dp.proof.trace_files import Key, key_of
+from paddle_dp.proof.trace_files import Key, Sheet, key_of
 from paddle_dp.text import and_more, numbered
 
 _LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
@@ -129,32 +129,29 @@ class DifferenceSearch:
             yield FirstDifference(step, "loss", "", f"step {step}: {description}")
 
     def _uneven(self, step: int) -> str:
-        """A remark on shares, if a step with unequal shares is the first that differs."""
+        """The likely mistake, if a step with unequal shares is the first that differs."""
         shares: Sequence[int] = self.comparison.candidate.facts["rows"][step - 1]["shares"]
-        first = self.guesses and step > 1 and len(set(shares)) > 1
-        return f" ({diagnose.unequal_shares(shares)})" if first else ""
+        if not self.guesses or step == 1 or len(set(shares)) < 2:
+            return ""
+        return (
+            f" (equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
+            "weighted alike, or a sample that is padded or left out)"
+        )
 
     def _output(self, step: int) -> Iterator[FirstDifference]:
         """The first layer, in the order of the forward, with outputs that differ."""
-        for name in self.comparison.reference.facts["order"]:
-            for call in itertools.count():
-                key = key_of("output", step, f"{name}#{call}")
-                reference = self._reference_output(key)
-                if reference is None:
-                    break
-                positions = self._off(key, reference)
+        sheet = self.comparison.reference.sheets[0]
+        for name in sheet.facts["order"]:
+            calls = (key_of("output", step, f"{name}#{call}") for call in itertools.count())
+            for key in itertools.takewhile(lambda key: sheet.has("output", key), calls):
+                positions = self._off(step, key, sheet.array("output", key))
                 if positions is not None:
                     yield FirstDifference(step, "output", name, self._output_sentence(step, name, positions))
                     return
 
-    def _reference_output(self, key: str) -> np.ndarray | None:
-        sheet = self.comparison.reference.sheets[0]
-        return sheet.array("output", key) if sheet.has("output", key) else None
-
-    def _off(self, key: str, reference: np.ndarray) -> np.ndarray | None:
+    def _off(self, step: int, key: str, reference: np.ndarray) -> np.ndarray | None:
         """The positions in the global batch with outputs that differ; None if none does or they are not comparable."""
-        quantity = Key.read(key)
-        candidate = self._candidate_output(key, quantity.step, reference.shape)
+        candidate = self._candidate_output(step, key, reference.shape)
         if candidate is None:
             return None
         noise = self.comparison.reference.noise(key)
@@ -169,17 +166,16 @@ class DifferenceSearch:
             return None
         return np.flatnonzero((difference > LARGEST_R * floor / max(len(reference), 1) ** 0.5).any(1))
 
-    def _candidate_output(self, key: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
+    def _candidate_output(self, step: int, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The ranks' outputs by position in the global batch: copies once, slices summed."""
         result, filled = np.zeros(shape), np.zeros(shape[0], int)
-        by_dp_rank: dict[int, list[np.ndarray]] = {}
-        positions: dict[int, list[int]] = {}
+        holders: dict[int, list[Sheet]] = {}  # by dp_rank
         for sheet in self.comparison.candidate.sheets:
             if sheet.has("output", key):
-                by_dp_rank.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", key))
-                positions[sheet.facts["dp_rank"]] = sheet.facts["positions"][str(step)]
-        for dp_rank, arrays in by_dp_rank.items():
-            at = positions[dp_rank]
+                holders.setdefault(sheet.facts["dp_rank"], []).append(sheet)
+        for sheets in holders.values():
+            at = sheets[-1].facts["positions"][str(step)]
+            arrays = [sheet.array("output", key) for sheet in sheets]
             if any(array.shape != (len(at), 2) for array in arrays):
                 return None
             copies = all(np.allclose(arrays[0], array, rtol=1e-9, atol=0, equal_nan=True) for array in arrays)
@@ -193,24 +189,19 @@ class DifferenceSearch:
             for sheet in self.comparison.candidate.sheets
             for position in sheet.facts["positions"][str(step)]
         }
-        wrong, all_of_it = {owners[p] for p in positions.tolist()}, len(positions) == len(owners)
-        which = (
-            "in all samples"
-            if all_of_it or not len(positions)
-            else f"in {len(positions)} of {len(owners)} samples"
-        )
+        wrong, which = {owners[p] for p in positions.tolist()}, "in all samples"
+        if len(positions) not in (0, len(owners)):
+            which = f"in {len(positions)} of {len(owners)} samples"
         if wrong and wrong != set(owners.values()):
             which += f", all of data {numbered('rank', sorted(wrong))}"
         return f"step {step}: the forward output of {name} is the first that differs, {which}{self._uneven(step)}"
 
     def _gradient(self, step: int, distance: QuantityDistance, all_of_them: Sequence[Key]) -> FirstDifference:
         quantity = distance.quantity
-        more_parameters = and_more(
-            {other.name for other in all_of_them}, phrase=" (and of {} more parameters)"
-        )
+        more = and_more({other.name for other in all_of_them}, phrase=" (and of {} more parameters)")
         description = self._gradient_sentence(distance)
         when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
-        sentence = f"{when}: gradient of {quantity.name} {description}{more_parameters}{self._uneven(step)}"
+        sentence = f"{when}: gradient of {quantity.name} {description}{more}{self._uneven(step)}"
         return FirstDifference(step, "gradient", quantity.name, sentence)
 
     def _unshared(self, step: int) -> Iterator[FirstDifference]:
@@ -218,7 +209,7 @@ class DifferenceSearch:
         candidate = self.comparison.candidate.facts
         weights = [key for key in self.comparison.unshared if key.step == step]
         if weights:
-            groups = candidate["copy groups"][key_of(*weights[0])]
+            groups = candidate["copy_groups"][key_of(*weights[0])]
             condition = "with equal gradients, " if step in candidate["recorded"] else ""
             rank_groups = " and ".join(numbered("rank", group) for group in groups[:2])
             more = and_more(weights, phrase=" (and in {} more)")
@@ -275,7 +266,7 @@ class DifferenceSearch:
             c, rest = diagnose.factor(
                 self.comparison.reference_array(key), self.comparison.candidate.array(key)
             )
-            description = diagnose.update(c, rest, self.degrees) if kind == "update" else _off_by(c, rest)
+            description = diagnose.update(c, rest) if kind == "update" else _off_by(c, rest)
         return FirstDifference(step, kind, name, f"step {step}: {labels[kind]} {name} {description}")
 
 

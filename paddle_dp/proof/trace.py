@@ -70,16 +70,11 @@ def check_fits(
     """
     each, written = (MEMORY, DISK) if wide else (MEMORY // 2, DISK // 2)
     model = f"{parameters / 1e6:.1f} million parameters"
-    needed, alone = each * sum(parameters_by_rank), each * parameters
+    needed, alone, count = each * sum(parameters_by_rank), each * parameters, len(parameters_by_rank)
     if memory is not None and max(needed, alone) > memory:
-        ranks = (
-            f"{len(parameters_by_rank)} ranks take {gigabytes(needed)}, and then "
-            if len(parameters_by_rank) > 1
-            else ""
-        )
-        advice = (
-            ", let each rank hold a part (strategy.sharding, tensor or pipeline)" if alone <= memory else ""
-        )
+        ranks = f"{count} ranks take {gigabytes(needed)}, and then " if count > 1 else ""
+        parts = ", let each rank hold a part (strategy.sharding, tensor or pipeline)"
+        advice = parts if alone <= memory else ""
         raise UsageError(
             f"this comparison does not fit into memory: for a model of {model}, {ranks}one process takes "
             f"{gigabytes(alone)}, some {each} bytes for each parameter that a process holds, and {gigabytes(memory)} "
@@ -268,7 +263,6 @@ class RecordedSide:
             yield next(loader.read(0, start))
 
     def _precision(self, name: str) -> Precision:
-        """The precision of a trace: "wide", in float64, or "own", the recipe's."""
         return Precision(dtype="float64") if name == "wide" else self.recipe.train.precision
 
     def run(self, name: str, follows: Trace | None = None, folder: Path | None = None) -> None:
@@ -277,15 +271,10 @@ class RecordedSide:
         with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
             results = self._watch(name == "wide", sheet.put)
-            sheet.group("copy", results.copies)
-            sheet.group("output", results.outputs)
-            facts = {
-                "rows": results.rows, "positions": results.positions, "order": results.order,
-                "recorded": results.recorded, "rounded": results.rounded, "evaluated": results.evaluated,
-                "copy groups": results.copy_groups, "divergence": results.divergence, "broken": results.broken,
-                "layer state": results.layer_state, "numbers": sheet.numbers, "dtype": precision.dtype,
-                "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords,
-            }  # fmt: skip
+            facts = vars(results) | {"numbers": sheet.numbers, "dtype": precision.dtype}
+            facts |= {"dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords}
+            sheet.group("copy", facts.pop("copies"))
+            sheet.group("output", facts.pop("outputs"))
             self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
             facts |= self._noise(name == "wide", sheet, results)
             sheet.finish(facts | {"seconds": time.perf_counter() - begun})

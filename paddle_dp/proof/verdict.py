@@ -20,7 +20,7 @@ from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
 from paddle_dp.proof.tolerance import ROUNDING_BOUND, VISIBLE_FAULT, is_same
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
-from paddle_dp.text import and_more
+from paddle_dp.text import and_more, numbered
 
 # Exit statuses. FAILED also means a side that did not run (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
@@ -119,9 +119,9 @@ class Verdict:
     def layer_state_difference(self) -> str | None:
         """A sentence on the first state outside the weights that changes differently on some rank; None without one."""
         for comparison in self.comparisons:
-            reference, sheets = comparison.reference.facts.get("layer state", {}), comparison.candidate.sheets
+            reference, sheets = comparison.reference.facts.get("layer_state", {}), comparison.candidate.sheets
             groups = [[sheet.facts["coords"].get(axis) for axis in MODEL_AXES] for sheet in sheets]
-            candidate = [sheet.facts.get("layer state", {}) for sheet in sheets]
+            candidate = [sheet.facts.get("layer_state", {}) for sheet in sheets]
             close = ROUNDING_BOUND.get(comparison.dtype, 2.0**-3)
             difference = diagnose.layer_state(reference, candidate, groups, close)
             known = any(sentence.startswith("buffer ") for sentence in self.candidate.differences)
@@ -163,16 +163,19 @@ class Verdict:
     def _sentences(self) -> Iterator[str]:
         ranks = self.candidate.ranks
         subject = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
-        yield from self._dependence()
-        yield from self._limits(ranks)
-        yield from self._left_out()
-        yield from self._lost()
-        yield from self._empty()
-        yield from self._not_finite()
+        for remarks in (
+            self._dependence,
+            self._limits,
+            self._left_out,
+            self._lost,
+            self._empty,
+            self._not_finite,
+        ):
+            yield from remarks()
         if not self._alike:
             if self.failed is not None:
                 yield f"Not compared in float64: {self.failed}."
-            yield from filter(None, (comparison.divergence for comparison in self.comparisons))
+            yield from filter(None, [comparison.divergence for comparison in self.comparisons])
             if self.first_difference is not None:
                 yield f"Where: {self.first_difference.sentence}."
             yield f"DIFFERENT: {subject} do not learn what one process learns."
@@ -209,10 +212,8 @@ class Verdict:
         elif broken is not None:
             reason = f"its numbers are not finite from step {broken.number}"
             advice = "Look at the data, the loss and the learning rate."
-        return (
-            f"PROVES NOTHING: nothing was learned on one process in these steps ({reason}), so nothing is proven. "
-            f"{advice}"
-        )
+        beginning = f"PROVES NOTHING: nothing was learned on one process in these steps ({reason})"
+        return f"{beginning}, so nothing is proven. {advice}"
 
     def _too_noisy(self, name: str, shows: float) -> str:
         dtype = self.native.dtype if self.wide is None or name not in self.wide.shows else "float64"
@@ -238,10 +239,10 @@ class Verdict:
     def _sides(self, step: Step) -> str:
         """The sides without finite numbers, in a step in which one process has none."""
         numbers = (step.loss.many, step.gradient_norm.many)
-        candidate_is_finite = all(number is not None and isfinite(number) for number in numbers)
-        return "on one process" if candidate_is_finite else "on both sides"
+        are_finite = all(number is not None and isfinite(number) for number in numbers)
+        return "on one process" if are_finite else "on both sides"
 
-    def _limits(self, ranks: int) -> Iterator[str]:
+    def _limits(self) -> Iterator[str]:
         if self.wide is None and self.failed is None:
             reason = self.reference.failed or self.candidate.failed or "it was not asked for"
             yield (
@@ -252,7 +253,7 @@ class Verdict:
             is_repeated = comparison is not self.wide and self.wide and comparison.dtype == "float64"
             if comparison.noise and not is_repeated:
                 rounding = f", and {self.candidate.rounds_to}'s rounding" if comparison.rounded else ""
-                fault = f"a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient"
+                fault = f"a fault above {_percent(comparison.visible(self.candidate.ranks))} of a parameter's gradient"
                 yield (
                     f"In {comparison.dtype} {fault} on one rank would show (8 × the noise of one process × ranks"
                     f"{rounding}, median over parameters)."
@@ -292,9 +293,8 @@ class Verdict:
             )
         noisy = {d.quantity.name: d.undetermined for d in (self.wide or self.native).without_gradient}
         if noisy:
-            names = [
-                n if fraction > 0.999 else f"{fraction:.0%} of {n}" for n, fraction in list(noisy.items())[:3]
-            ]
+            first = list(noisy.items())[:3]
+            names = [name if fraction > 0.999 else f"{fraction:.0%} of {name}" for name, fraction in first]
             yield (
                 f"Without a true gradient: {', '.join(names)}{and_more(noisy, 3)}. Their gradient is rounding (a "
                 "bias before a norm, the key's bias in attention), so they are judged apart, by their own noise. Adam "
@@ -304,20 +304,16 @@ class Verdict:
         turned = self.native.turned
         if turned:
             worst = max(turned, key=lambda name: turned[name])
+            alike = " Without float64, a fault of the first batch alone would look the same."
+            unseen = "" if self.wide else alike
             yield (
                 f"In {self.native.dtype} the first gradients of {worst}{and_more(turned)} are {turned[worst]:.2g} × "
                 "the noise apart, and those of other batches are not, as a fault's would be: rounding turned a ReLU or "
-                "a pooling over."
-                + (
-                    ""
-                    if self.wide
-                    else " Without float64, a fault of the first batch alone would look the same."
-                )
+                f"a pooling over.{unseen}"
             )
 
     def _lost(self) -> Iterator[str]:
-        step = self.steps.lost
-        if step is not None:
+        if (step := self.steps.lost) is not None:
             spread = step.noise_spread
             off = f"off itself by {100 * spread:.0f} %" if isfinite(spread) else "not finite"
             yield (
@@ -330,12 +326,10 @@ class Verdict:
         """A sentence if nothing in a batch counts: an anchor without a positive, targets that are all ignored."""
         if self.wide is not None and all(row.get("empty") for row in self.wide.reference.facts["rows"]):
             yield "Not compared in float64: nothing counts for the loss in the batches of its steps."
-        empty = [str(step.number) for step in self.steps.steps if step.empty]
-        if empty:
-            which = f"steps {', '.join(empty)}" if len(empty) > 1 else f"step {empty[0]}"
+        if empty := [step.number for step in self.steps.steps if step.empty]:
             yield (
-                f"In {which} nothing counts for the loss, on both sides: it is no number there, and no update was "
-                "made."
+                f"In {numbered('step', empty)} nothing counts for the loss, on both sides: it is no number there, and "
+                "no update was made."
             )
 
     def _not_finite(self) -> Iterator[str]:
@@ -386,11 +380,8 @@ def _weights(step: int, r: float) -> str:
 
 
 def _late(step: Step) -> str:
-    scores = "".join(
-        f", {name} {pair.one:.6g} and {pair.many:.6g}"
-        for name, pair in step.scores.items()
-        if not is_same(pair.r)
-    )
+    off = {name: pair for name, pair in step.scores.items() if not is_same(pair.r)}
+    scores = "".join(f", {name} {pair.one:.6g} and {pair.many:.6g}" for name, pair in off.items())
     return (
         f"step {step.number}: loss {step.loss.one:.9g} of one process and {step.loss.many:.9g} are {step.loss.r:.1f} × "
         f"as far apart as one process strays by itself, gradient norms {step.gradient_norm.r:.1f} ×{scores}; the first "

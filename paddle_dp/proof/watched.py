@@ -88,13 +88,9 @@ class WatchedSide(Protocol):
     mesh: Mesh
     assembly: TrainerBuilder
 
-    def learner(self) -> Learner:
-        """A new learner in the recipe's initial state."""
-        ...
+    def learner(self) -> Learner: ...
 
-    def batches(self, wide: bool) -> Iterator[Batch]:
-        """The global batches of the run."""
-        ...
+    def batches(self, wide: bool) -> Iterator[Batch]: ...
 
 
 @dataclass

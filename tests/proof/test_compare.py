@@ -11,7 +11,7 @@ from paddle_dp.proof.trace_files import SCORE, Trace, key_of
 from tests.proof.sheets import write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
-FACTS = {"rows": [], "divergence": None, "recorded": [1], "copy groups": {}, "noise": {}}
+FACTS = {"rows": [], "divergence": None, "recorded": [1], "copy_groups": {}, "noise": {}}
 
 
 def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, rows=(), **values):
@@ -25,7 +25,7 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, row
         )
     most = {number: np.full(shard.array.shape, noise, "float32") for number, shard in shards.items()}
     facts = {
-        "dtype": dtype, "rows": list(rows), "order": [], "divergence": None, "recorded": [1], "copy groups": {},
+        "dtype": dtype, "rows": list(rows), "order": [], "divergence": None, "recorded": [1], "copy_groups": {},
         "noise": {number: float(np.linalg.norm(array)) for number, array in most.items()},
     }  # fmt: skip
     write_sheet(folder, name, rank, shards, facts, noise=most)
@@ -89,13 +89,13 @@ def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_p
 def test_copies_of_a_weight_that_differ_between_ranks_are_a_difference(part):
     """One process is compared with one copy, which may be right."""
     found = part({"gradient": GRADIENT})
-    found.candidate.facts["copy groups"] = {key_of("gradient", 1, "w"): [[0], [1]]}
+    found.candidate.facts["copy_groups"] = {key_of("gradient", 1, "w"): [[0], [1]]}
     assert found.same  # a gradient that only its owner needs
     row = {"loss": None, "read": [[0, [0, 1]]], "shares": [2]}
     for side in found.sides:
         side.facts["rows"] = [row, row]
     for step, condition in ((1, "with equal gradients, "), (2, "")):
-        found.candidate.facts["copy groups"] = {key_of("weight", step, "w"): [[0], [1]]}
+        found.candidate.facts["copy_groups"] = {key_of("weight", step, "w"): [[0], [1]]}
         first = DifferenceSearch(found, {"data": 2}).first()
         assert not found.same and (first.kind, first.step) == ("update", step)
         assert f"step {step}: {condition}rank 0 and rank 1 hold different weights" in first.sentence

@@ -36,7 +36,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
     rows = [{**row, "loss": loss} for loss in losses]
     facts = {
         "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "divergence": None,
-        "copy groups": {}, "broken": {}, "positions": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
+        "copy_groups": {}, "broken": {}, "positions": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
     }  # fmt: skip
     most = {key_of("gradient", 1, "w"): np.full(3, noise, "float32")}
     facts["noise"] = {number: float(np.linalg.norm(array)) for number, array in most.items()}
@@ -196,7 +196,7 @@ def test_a_step_that_is_not_finite_between_finite_ones_leaves_the_others_compare
 def test_weights_that_ranks_do_not_share_at_the_end_are_named_after_an_earlier_step(tmp_path):
     for late, where in ((1.0, 3), (2.0, 2)):
         found = compared(tmp_path, 0.5, losses=(1.0, 1.0, 1.0))
-        found.native.candidate.facts["copy groups"] = {key_of("weight", 3, "w"): [[0], [1]]}
+        found.native.candidate.facts["copy_groups"] = {key_of("weight", 3, "w"): [[0], [1]]}
         step = found.steps.steps[1]
         found.steps.steps[1] = replace(step, loss=replace(step.loss, many=late))
         assert (found.status, found.first_difference.step) == (1, where)
