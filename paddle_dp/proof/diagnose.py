@@ -32,11 +32,9 @@ def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[in
     if not twice and not never:
         return None
     phrases = []
-    repeated = [n for n in twice if n in expected]
-    foreign = [n for n in twice if n not in expected]
-    if repeated:
+    if repeated := [n for n in twice if n in expected]:
         phrases.append(f"{_samples(repeated)} read {times(read[repeated[0]])}")
-    if foreign:
+    if foreign := [n for n in twice if n not in expected]:
         phrases.append(f"{_samples(foreign)} read, which one process does not read in this step")
     if never:
         phrases.append(f"{_numbers(never)} never" if phrases else f"{_samples(never)} never read")
@@ -84,9 +82,7 @@ def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
     if abs(c + 1) < EXACT_FACTOR:
         return "is -1 × one process's: its sign is turned"
     likely = _axis(c, degrees, cut, EXACT_FACTOR)
-    if likely:
-        return f"is {c:.4g} × one process's: {likely}"
-    return f"is {c:.4g} × one process's"
+    return f"is {c:.4g} × one process's" + (f": {likely}" if likely else "")
 
 
 def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
@@ -111,10 +107,7 @@ def _either(axes: Sequence[str], cut: bool) -> str:
 
 
 def unequal_copies(
-    reference: np.ndarray,
-    copies: Mapping[int, np.ndarray],
-    coords: Sequence[Mapping[str, int]],
-    degrees: Degrees,
+    reference: np.ndarray, copies: Mapping[int, np.ndarray], coords: Sequence[Degrees], degrees: Degrees
 ) -> str:
     """A sentence on ranks that hold different copies of one gradient, with the axis over which a sum is missing.
 
@@ -175,15 +168,7 @@ def missing(side: str) -> str:
     return "is there on ranks, and not on one process"
 
 
-def unequal_shares(shares: Sequence[int]) -> str:
-    """The likely mistake if steps with equal shares agree and steps with unequal ones do not."""
-    return (
-        f"equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
-        "weighted alike, or a sample that is padded or left out"
-    )
-
-
-def update(c: float, rest: float, degrees: Degrees) -> str:
+def update(c: float, rest: float) -> str:
     """A sentence on an update that differs although its gradient does not."""
     if math.isnan(c):
         return "moves, and one process's does not: frozen there?" if rest == 1 else "is not a finite number"
@@ -193,9 +178,9 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
             f"is off by {100 * off:.2g} % of one process's, with equal gradients: another clip, rate, decay or state "
             "of the optimizer"
         )
-    if rest <= EXACT_FACTOR and abs(c) < EXACT_FACTOR:
-        return "is 0: the optimizer does not know this parameter, or its update is not shared"
     if rest <= EXACT_FACTOR:
+        if abs(c) < EXACT_FACTOR:
+            return "is 0: the optimizer does not know this parameter, or its update is not shared"
         return f"is {c:.6g} × one process's, with equal gradients: another learning rate, or a clip by another norm"
     return (
         f"is {c:.3g} × one process's and {min(rest, 1):.0%} something else, with equal gradients: another state, decay "
@@ -242,11 +227,9 @@ def _unequal_pair(
 ) -> tuple[tuple[str, Any], tuple[str, Any]] | None:
     """Two holders that are not alike, each with its value; None for one that has not changed."""
     holders = [rank for rank, values in enumerate(ranks) if name in values]
-    if not holders:
-        shared = name in alone and all(
-            group == groups[0] for group in groups
-        )  # else it may be of another rank's layers
-        return (("one process", alone[name]), ("rank 0", None)) if shared else None
+    if not holders:  # it may be of another rank's layers
+        have_all_layers = all(group == groups[0] for group in groups)
+        return (("one process", alone[name]), ("rank 0", None)) if have_all_layers else None
     for rank, group in enumerate(groups):
         first = next((other for other in holders if groups[other] == group), rank)
         here, there = ranks[first].get(name), ranks[rank].get(name)

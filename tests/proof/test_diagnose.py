@@ -88,9 +88,9 @@ def test_a_loss_that_is_summed_twice():
 
 
 def test_an_update_that_differs_with_equal_gradients():
-    assert "another learning rate" in diagnose.update(1.5, 0.0, DEGREES)
-    assert "does not know this parameter" in diagnose.update(0.0, 0.0, DEGREES)
-    assert "frozen there?" in diagnose.update(math.nan, 1.0, DEGREES)
+    assert "another learning rate" in diagnose.update(1.5, 0.0)
+    assert "does not know this parameter" in diagnose.update(0.0, 0.0)
+    assert "frozen there?" in diagnose.update(math.nan, 1.0)
 
 
 def remembered(*values):
