@@ -11,6 +11,7 @@ split of a batch, because they add up over slices: columns on tensor ranks, and 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +36,7 @@ class OutputHooks:
 
     def __init__(self, learner: Learner):
         self.order: list[str] = []  # layers in the order of their first output
-        self._calls: dict[str, list[tuple[bool, np.ndarray]]] = {}
+        self._calls: defaultdict[str, list[tuple[bool, np.ndarray]]] = defaultdict(list)
         self.active = False
         self._hooks = [
             layer.register_forward_post_hook(partial(self._record, name or MODEL_LAYER))
@@ -59,10 +60,8 @@ class OutputHooks:
             return
         for tensor in paddle.utils.flatten(output):
             if isinstance(tensor, paddle.Tensor) and tensor.is_floating_point() and tensor.ndim:
-                if name not in self._calls:
-                    self._calls[name] = []
-                    if name not in self.order:
-                        self.order.append(name)
+                if name not in self._calls and name not in self.order:
+                    self.order.append(name)
                 self._calls[name].append((paddle.is_grad_enabled(), _sums(tensor)))
                 return  # the first tensor of several: an LSTM's outputs, not its states
 
@@ -72,7 +71,7 @@ class OutputHooks:
         A layer under recompute is called without gradients and again with them: the first call counts. An output is
         left out if its rows are not a multiple of the samples.
         """
-        calls, self._calls = self._calls, {}
+        calls, self._calls = self._calls, defaultdict(list)
         result: dict[str, np.ndarray] = {}
         for name, outputs in calls.items():
             first = [sums for graded, sums in outputs if not graded] or [sums for _, sums in outputs]
@@ -99,6 +98,7 @@ def _sums(tensor: paddle.Tensor) -> np.ndarray:
 
 
 Put = Callable[[str, TensorShard], None]
+PlacedTensor = tuple[str, Any, Any]  # a name, a tensor, and the parameter that it is placed as
 
 
 class ProofRecorder:
@@ -126,6 +126,7 @@ class ProofRecorder:
         self._learner_update, self._step = learner.update, 0
         learner.update = self._recorded_update  # type: ignore[method-assign]
         self._named = learner.placed.named_parameters()
+        self._parameters = [(name, p, p) for name, p in self._named]
 
     def watch(self, step: int) -> None:
         """Sets the step of the next update; 0: do not record it."""
@@ -166,31 +167,28 @@ class ProofRecorder:
         del gradients
         self._record_roundings("gradient")
         self._before_update(self._step)
-        before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
+        weights = self._parameters if self._updates else []
+        before = {shard.name: _numbers(shard) for shard in self._shards(weights)}
         self._learner_update()
         self._compare_weights()
         frozen = {name for name, p in self._named if p.stop_gradient}
-        for after in self._weights() if self._updates else ():
+        for after in self._shards(weights):
             kind = "frozen" if after.name in frozen else "update"
             self._put(kind, after, _subtract(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
 
-    def _gradients(self) -> list[tuple[str, Any, Any]]:
-        trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        return [(name, p.grad, p) for name, p in trainable if p.grad is not None]
+    def _gradients(self) -> list[PlacedTensor]:
+        return [(name, p.grad, p) for name, p in self._named if not p.stop_gradient and p.grad is not None]
 
     def _record_roundings(self, kind: str) -> None:
         bounds = roundings.take()
         for name, parameter in self._named:
-            if id(parameter) in bounds:
-                self.rounded[key_of(kind, self._step, name)] = (
-                    bounds[id(parameter)] * self.learner.unscaled_by
-                )
+            if (bound := bounds.get(id(parameter))) is not None:
+                self.rounded[key_of(kind, self._step, name)] = bound * self.learner.unscaled_by
 
     def initial(self) -> None:
         """Records the weights before the first update."""
-        for shard in self._weights():
-            self._put("initial", shard)
+        self._put_all("initial", self._parameters)
 
     def final(self, step: int) -> str | None:
         """Records optimizer states, running statistics and buffers, after the last step. Collective.
@@ -226,16 +224,14 @@ class ProofRecorder:
         """Records the weights after `step`. Collective."""
         self._step = step
         self._compare_weights()
-        for shard in self._weights():
-            self._put("weight", shard)
+        self._put_all("weight", self._parameters)
 
-    def _weights(self) -> Iterator[TensorShard]:
-        for placed in self.learner.placed.main_replicas([(name, p, p) for name, p in self._named]):
-            yield placed_shard(*placed)
+    def _shards(self, tensors: Iterable[PlacedTensor]) -> Iterator[TensorShard]:
+        return (placed_shard(*placed) for placed in self.learner.placed.main_replicas(tensors))
 
-    def _put_all(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
-        for placed in self.learner.placed.main_replicas(tensors):
-            self._put(kind, placed_shard(*placed))
+    def _put_all(self, kind: str, tensors: Iterable[PlacedTensor]) -> None:
+        for shard in self._shards(tensors):
+            self._put(kind, shard)
 
     def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
         """Passes a shard on, with `array` in place of its numbers if given."""
@@ -246,17 +242,15 @@ class ProofRecorder:
     def _compare_weights(self) -> None:
         """Keeps this rank's copies of weights that differ between ranks. Collective."""
         self.learner.weights.wait()
-        stored = [(name, p, p) for name, p in self._named if self.learner.placed.is_stored(p)]
+        stored = [placed for placed in self._parameters if self.learner.placed.is_stored(placed[1])]
         self._compare_copies("weight", stored)
 
-    def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
+    def _compare_copies(self, kind: str, placed_tensors: Sequence[PlacedTensor]) -> None:
         """Keeps this rank's copies of tensors that differ between ranks. Collective."""
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placed.placements
-        slice_indices = {
-            name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
-        }
+        slice_indices = {n: placements.placement_of(tensor, p).slice_index for n, tensor, p in placed_tensors}
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
         for (name, slice_index), groups in differing_copies(self.mesh.gather(rows)).items():
