@@ -68,9 +68,8 @@ class RehearsalMonitor(Callback):
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *arguments: Any, **named: Any) -> Any:
-            local_rows = sum(micro_batch.rows + self._before for micro_batch in batch.micro_batches)
-            rows = batch.samples if self.reads_global_batches else local_rows
-            self._reads.append(take_first(self.read, rows))
+            rows = sum(micro_batch.rows + self._before for micro_batch in batch.micro_batches)
+            self._reads.append(take_first(self.read, batch.samples if self.reads_global_batches else rows))
             self._step += 1
             row = {"step": self._step, "samples": batch.samples, "lr": learner.optimizer.get_lr()}
             if recorder is not None:
@@ -78,8 +77,9 @@ class RehearsalMonitor(Callback):
             metrics = train_batch(batch, *arguments, **named)
             if (scale := learner.mixed.scale) is not None:
                 row["loss_scale"] = scale.scale
-            names = {name: name if name in NUMBER_NAMES else SCORE + name for name in metrics or ()}
-            self.rows.append(row | {names[name]: value for name, value in (metrics or {}).items()})
+            for name, value in (metrics or {}).items():
+                row[name if name in NUMBER_NAMES else SCORE + name] = value
+            self.rows.append(row)
             return metrics
 
         learner.train_batch = watched  # type: ignore[method-assign]
@@ -125,7 +125,10 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
     spec = replace(setup(recipe), folder=folder / "run")
-    rehearsal = Rehearsal(spec, joined, options["ranks"], options["alone"])
+    rehearsal, dtype = (
+        Rehearsal(spec, joined, options["ranks"], options["alone"]),
+        recipe.train.precision.dtype,
+    )
     if not rehearsal.is_alone:
         results = rehearsal.interrupted()
         if joined.is_main:
@@ -133,11 +136,10 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
         return
     candidates = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("candidates", ())]
     if not candidates or None in candidates:
-        _write(folder, rehearsal.alone(recipe.train.precision.dtype))
+        _write(folder, rehearsal.alone(dtype))
     for number, candidate in enumerate(candidates):
         if candidate is not None:
-            alone_results = rehearsal.alone(recipe.train.precision.dtype, candidate)
-            _write(folder / f"follow{number}", alone_results)
+            _write(folder / f"follow{number}", rehearsal.alone(dtype, candidate))
 
 
 def _write(folder: Path, results: dict[str, Any]) -> None:
@@ -150,9 +152,8 @@ class Rehearsal:
 
     def __init__(self, setup: TrainerSpec, mesh: Mesh, ranks: int, is_alone: bool):
         self.setup, self.mesh, self.is_alone = setup, mesh, is_alone
-        self.batch = setup.batch
         self.test_samples = TEST_SAMPLES_PER_RANK * ranks + 1
-        self.short = short(self.batch, ranks)
+        self.train_samples = 2 * setup.batch + short(setup.batch, ranks)
 
     def alone(self, dtype: str, candidate: Trace | None = None) -> dict[str, Any]:
         """Trains one process without and with noise, with the gradients of `candidate` if given."""
@@ -207,8 +208,7 @@ class Rehearsal:
             if full is None:
                 return None
             if split == "train":
-                first = np.arange(min(2 * self.batch + self.short, len(full)))
-                return RecordedSubset(full, first, scattered, read)
+                return RecordedSubset(full, np.arange(min(self.train_samples, len(full))), scattered, read)
             return RecordedSubset(full, spread(full, self.test_samples))
 
         def delivered(split: Split, indices: Any) -> None:

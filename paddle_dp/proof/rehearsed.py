@@ -83,13 +83,13 @@ class RehearsalComparison:
 
     def _samples(self) -> Iterator[RehearsalDifference]:
         for reference, candidate in self._steps():
-            step, more = reference["step"], sorted({*candidate["read"]} - {*reference["read"]})
-            less = sorted({*reference["read"]} - {*candidate["read"]})
-            if more or less:
+            step, expected, read = reference["step"], {*reference["read"]}, {*candidate["read"]}
+            if read != expected:
                 yield RehearsalDifference(
                     step, "samples",
                     f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read "
-                    f"{_list_samples(more)} that one process does not read then, and not {_list_samples(less)}",
+                    f"{_list_samples(read - expected)} that one process does not read then, and not "
+                    f"{_list_samples(expected - read)}",
                 )  # fmt: skip
 
     def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
@@ -123,12 +123,11 @@ class RehearsalComparison:
             more = 0.0
             if name not in EXACT_MEANS:
                 more = LARGEST_R * least_of_a_score(self.reference["dtype"], reference["samples"])
-            number, other = reference[name], candidate[name]
-            if not self._near(number, other, [evaluation[name] for evaluation in noisy], more):
+            if not self._near(reference[name], candidate[name], [numbers[name] for numbers in noisy], more):
                 yield RehearsalDifference(
                     STEPS, "evaluation",
-                    f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "
-                    "that were the same",
+                    f"held out: {name} {reference[name]:.9g} on one process, {candidate[name]:.9g} on {self.ranks} "
+                    "ranks, after losses that were the same",
                 )  # fmt: skip
 
     def _resumed(self) -> Iterator[RehearsalDifference]:
@@ -158,22 +157,17 @@ class RehearsalComparison:
 
 
 def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The numbers of a step that both sides have."""
     return [name for name in _number_names(row, other) if name in row and name in other]
 
 
 def _missing_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The numbers of a step that only one side has, and the other one should have: ranks need not read every step."""
-    is_read = row["step"] % READ == 0
-    return [
-        name
-        for name in _number_names(row, other)
-        if (name in row) != (name in other) and (is_read or name in ("lr", "loss_scale"))
-    ]
+    expected = _number_names(row, other) if row["step"] % READ == 0 else ["lr", "loss_scale"]
+    return [name for name in expected if (name in row) != (name in other)]
 
 
 def _number_names(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The names of numbers that a step has on either side."""
+    """The names of numbers that a step may have, and of its scores on either side."""
     return [*NUMBER_NAMES, *dict.fromkeys(name for name in (*row, *other) if name.startswith(SCORE))]
 
 
@@ -186,25 +180,23 @@ def _equal(reference: Any, other: Any) -> bool:
     return bool(reference == other or (reference != reference and other != other))
 
 
-def _list_samples(numbers: list[int]) -> str:
+def _list_samples(numbers: set[int]) -> str:
     """ "samples 3, 5, 8 and 2 more"."""
-    return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{and_more(numbers, 3)}"
+    shown = ", ".join(map(str, sorted(numbers)[:3])) or "none"
+    return f"sample{'s' * (len(numbers) != 1)} {shown}{and_more(numbers, 3)}"
 
 
 def rehearsal_sentence(
     difference: RehearsalDifference | None, ranks: int, rounds_to: str | None = None
 ) -> str:
     """The result of comparing two rehearsals, in a sentence; `rounds_to`: the dtype to which ranks round gradients."""
-    if difference is None:
-        subject = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"
-        beginning = (
-            f"Rehearsed, SAME: {subject} evaluated, saved and resumed on their way read and learned "
-            "what one process"
-        )
-        if rounds_to is not None:
-            return (
-                f"{beginning} does in each step with the same weights, but for the digits that {rounds_to} takes from "
-                "gradients."
-            )
-        return f"{beginning} does that nothing interrupts."
-    return f"Rehearsed, DIFFERENT: {difference.sentence}."
+    if difference is not None:
+        return f"Rehearsed, DIFFERENT: {difference.sentence}."
+    subject = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
+    does = "does that nothing interrupts"
+    if rounds_to is not None:
+        does = f"does in each step with the same weights, but for the digits that {rounds_to} takes from gradients"
+    return (
+        f"Rehearsed, SAME: {subject} that were evaluated, saved and resumed on their way read and learned what one "
+        f"process {does}."
+    )

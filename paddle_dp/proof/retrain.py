@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,21 +56,6 @@ class TrainingResult:
     weights: Arrays = field(repr=False)
 
 
-@dataclass
-class Drift:
-    """The largest distance of the runs with noise from the plain one: of the loss by step, and of all weights."""
-
-    losses: dict[int, float] = field(default_factory=dict)
-    weights: float = 0.0
-
-    def add(self, plain: TrainingResult, noisy: TrainingResult, trained: Collection[str]) -> None:
-        """Adds a run with noise; only the weights that were `trained` have any."""
-        for step, loss in noisy.losses.items():
-            self.losses[step] = max(self.losses.get(step, 0.0), difference(loss, plain.losses[step]))
-        weights = ({name: run.weights[name] for name in trained} for run in (plain, noisy))
-        self.weights = max(self.weights, distance(*weights))
-
-
 def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
     """Entry point of one process. Writes `Retraining.result` to the folder options["out"].
 
@@ -112,24 +97,33 @@ class Retraining:
             if not np.array_equal(array, self.before[name], equal_nan=True)
         }
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
-        drift = Drift()
-        if bits is False or not is_equal:
-            for kind in noise.kinds(self.dtype, self.options["ranks"], self.options["tensor"]):
-                if kind.all_steps:
-                    drift.add(plain, self._train(kind), trained)
+        exact = bits is not False and is_equal
+        loss_drift, weight_drift = ({}, 0.0) if exact else self._drift(plain.losses, trained)
         worst, losses = 0.0, []
         for step, loss in sorted(self.recorded_losses.items()):
             here = plain.losses[step]
             size = abs(here) if np.isfinite(here) else 0.0
-            worst = unit_of(max(worst, drift.losses.get(step, 0.0)), size, arithmetic_eps(self.dtype))
+            worst = unit_of(max(worst, loss_drift.get(step, 0.0)), size, arithmetic_eps(self.dtype))
             losses.append([step, loss, here, worst])
         weights = None
         if saved is not None:
-            floor = unit_of(drift.weights, norm(trained), arithmetic_eps(self.dtype))
+            floor = unit_of(weight_drift, norm(trained), arithmetic_eps(self.dtype))
             weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
         return {
             "losses": losses, "bits": bits, "digest": plain.digest, "weights": weights, "kernels": self.kernels
         }  # fmt: skip
+
+    def _drift(self, plain: Mapping[int, float], trained: Arrays) -> tuple[dict[int, float], float]:
+        """The largest distance of the runs with noise from the plain one: of the loss by step, and of all weights."""
+        losses, weights = dict.fromkeys(plain, 0.0), 0.0
+        for kind in noise.kinds(self.dtype, self.options["ranks"], self.options["tensor"]):
+            if kind.all_steps:
+                noisy = self._train(kind)
+                for step, loss in noisy.losses.items():
+                    losses[step] = max(losses[step], difference(loss, plain[step]))
+                weights = max(weights, distance(trained, {name: noisy.weights[name] for name in trained}))
+                del noisy  # its weights are as large as the next one's
+        return losses, weights
 
     def _train(self, kind: noise.Noise | None) -> TrainingResult:
         gc.collect()  # a learner refers to itself: only the collector frees the last one
@@ -171,7 +165,7 @@ def _permute(loader: Loader, kind: noise.Noise) -> None:
 def _saved(checkpoint: Path) -> Arrays:
     """The model's tensors of a checkpoint."""
     saved = load(checkpoint)
-    names = [name for name in saved.names if name.startswith("model/")]
+    names = (name for name in saved.names if name.startswith("model/"))
     return {name: _wide(saved.read(name), saved.dtype(name)) for name in names}
 
 
