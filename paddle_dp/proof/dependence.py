@@ -41,7 +41,7 @@ Curve = list[dict[str, np.ndarray]]  # by step: quantities by name
 Run = Callable[[noise.Noise | None], Curve]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dependence:
     """The first quantity of a run that departs from the plain run's by more than rounding; `distance`: relative.
 
@@ -86,11 +86,9 @@ def _departure(
                 moved[name] = max(moved.get(name, 0.0), _distance(nudged[step - 1].get(name, x), x))
             distance = _distance(y, x)
             if distance > max(beyond * sizes[name], FAR * moved.get(name, 0.0)):
-                numbers = (float(x), float(y)) if x.ndim == 0 else (None, None)
+                numbers = [float(x), float(y)] if x.ndim == 0 else [None, None]
                 relative = min(distance / sizes[name], 1e9) if sizes[name] else 1.0
-                return Dependence(
-                    kind=kind, step=step, name=name, plain=numbers[0], other=numbers[1], distance=relative
-                )
+                return Dependence(kind, step, name, numbers[0], numbers[1], relative)
     return None
 
 
@@ -111,9 +109,8 @@ def trained_curve(side: WatchedSide, learner: Learner, order: Callable[[int], np
     """Trains the run's batches. Returns each step's loss and gradient norm; in the last step, also the buffers."""
     curve: Curve = []
     for batch in side.batches(False):
-        metrics = learner.train_batch(
-            batch if order is None else noise.permute(batch, order), collect_metrics=True
-        )
+        ordered = batch if order is None else noise.permute(batch, order)
+        metrics = learner.train_batch(ordered, collect_metrics=True)
         assert metrics is not None
         numbers = {"loss": metrics["loss"], "gradient norm": metrics["gradient_norm"]}
         curve.append({name: np.asarray(number, "float64") for name, number in numbers.items()})

@@ -78,29 +78,22 @@ class Side:
         self.rounds_to: str | None = self.facts["rounds_to"]
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # peak bytes of its largest process
+        # By rank: bytes of parameters, gradients and optimizer states, if the comparison measured them.
+        self.bytes_by_rank: list[dict[str, int]] = self.facts.get("held", [])
         self.candidates: tuple[Side, ...] = ()  # the sides with updates that it repeated
-
-    @property
-    def bytes_by_rank(self) -> list[dict[str, int]]:
-        """By rank: bytes of parameters, gradients and optimizer states, if the comparison measured them."""
-        bytes_by_rank: list[dict[str, int]] = self.facts["held"]
-        return bytes_by_rank
 
     def trace(self, name: str) -> Trace | None:
         """The side's trace of this name, or None."""
         return Trace.read(self.folder, name, self.ranks)
 
     def replayed(self, candidate: Side, name: str) -> Trace | None:
-        """The updates and optimizer states that this one process computed from the gradients in a trace of
-        `candidate`.
-
-        None if `candidate` has no such trace. Raises ValueError for a side that `run_reference` was not given.
-        """
+        """The updates and optimizer states that this one process computed from the gradients in a trace of `candidate`;
+        None if it has no such trace. Raises ValueError for a side that `run_reference` was not given."""
         return Trace.read(self.folder / f"replay{self._number(candidate)}", name, 1)
 
     def followed(self, candidate: Side, name: str) -> Trace | None:
         """The trace of this one process, trained with the rounded gradients in a trace of `candidate`; None if its
-        ranks do not round. Raises ValueError for a side that `run_reference` was not given."""
+        ranks do not round. Raises ValueError as `replayed` does."""
         return Trace.read(self.folder / f"follow{self._number(candidate)}", name, 1)
 
     def rehearsed(self, candidate: Side) -> Path:
@@ -140,7 +133,6 @@ class SideRunner:
 
     @property
     def _alone_overrides(self) -> list[str]:
-        """The overrides of one process."""
         overrides = [override for override in self.overrides if not override.startswith("strategy")]
         return [*overrides, "strategy.use=single"]
 

@@ -134,8 +134,7 @@ class StepComparison:
         read = self.reference.array
         last = [key for key in self.reference.keys if key.startswith("weight|")]
         pairs = ((read(key_of("initial", 0, Key.read(key).name)), read(key)) for key in last)
-        finite_steps = len(self.steps) if self.broken is None else self.broken.number - 1
-        counts = finite_steps > 1
+        counts = len(self.steps) > 1 if self.broken is None else self.broken.number > 2
         return any(bool(np.any((before != after) & (counts | np.isfinite(after)))) for before, after in pairs)
 
     def _step(self, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Step:
@@ -178,9 +177,8 @@ class StepComparison:
         if next_drift == math.inf:  # unknown, or of a run with noise that breaks there
             next_drift = spread[number - 1] * self._growth(quantity)
         next_drift = max(next_drift, spread[number - 1])  # the number may be smaller in the next step
-        rounded = 0.0
-        if quantity == "gradient_norm":
-            rounded = self.candidate.rounded(number_key(quantity, number))
+        is_rounded = quantity == "gradient_norm"
+        rounded = self.candidate.rounded(number_key(quantity, number)) if is_rounded else 0.0
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
         drift = self.turned * next_drift + rounded / LARGEST_R
@@ -208,16 +206,13 @@ class StepComparison:
         """The distance of all trained weights together, without elements that lack a true gradient."""
         distance = noise = size = 0.0
         sides = self.reference, self.candidate
-        for key in sorted(
-            key for key in self.reference.keys | self.candidate.keys if key.startswith("weight|")
-        ):
-            if not all(key in side.keys for side in sides):
+        keys = self.reference.keys | self.candidate.keys
+        for key in sorted(key for key in keys if key.startswith("weight|")):
+            arrays = [side.array(key) for side in sides if key in side.keys]
+            if len(arrays) < 2 or arrays[0].shape != arrays[1].shape:
                 distance = math.inf
                 continue
-            reference, candidate = (side.array(key) for side in sides)
-            if reference.shape != candidate.shape:
-                distance = math.inf
-                continue
+            reference, candidate = arrays
             name, noisy = Key.read(key).name, self.reference.noise(key)
             most = noisy[0].astype("float64") if noisy is not None else np.zeros_like(reference)
             chosen = ~self._undetermined(name, reference.shape) & np.isfinite(most)
@@ -231,9 +226,7 @@ class StepComparison:
             noise += float(np.square(most[chosen]).sum())
             size += float(np.square(reference[chosen]).sum())
         floor = unit_of(noise**0.5, size**0.5, arithmetic_eps(self.dtype))
-        next_drift = self.turned * self._growth("loss")
-        if self.lost is not None:
-            next_drift = float("inf")
+        next_drift = math.inf if self.lost is not None else self.turned * self._growth("loss")
         return Pair(one=0.0, many=distance**0.5, drift=next_drift * floor)
 
     def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -244,8 +237,7 @@ class StepComparison:
             noise = self.reference.noise(key)
             if noise is not None:
                 masks.append(undetermined(self.reference.array(key), noise[0]))
-        mask: np.ndarray = np.any(masks, axis=0)
-        return mask
+        return np.any(masks, axis=0)
 
 
 def growth(spread: Sequence[float]) -> float:
