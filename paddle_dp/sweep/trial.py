@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paddle_dp.errors import StoppedError
+from paddle_dp.launch.logs import tail
 from paddle_dp.launch.processes import child_options, kill_tree
 from paddle_dp.report.run_record import METRICS, number
 
@@ -166,10 +166,5 @@ def _event_of(line: bytes) -> dict[str, Any]:
 
 def last_line(screen: Path) -> str:
     """The last line that a trial printed, which names the cause of a failure."""
-    try:
-        with screen.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
+    lines = tail(screen, 100).splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
