@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,15 @@ class CertificateWriter(Callback):
         if not self.content:
             return
         try:
-            digests = load(path, verify=False).digests()
+            _add(self._attempt, path)
         except CheckpointError:  # it was removed just now
             return
-        _add(self._attempt, path, digests)
         self._write()
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if not self.content or refusal.again:
             return
-        row = {"step": refusal.step, "action": refusal.action, "why": refusal.why}
-        self._attempt["refused"].append(row)
+        self._attempt["refused"].append({"step": refusal.step, "action": refusal.action, "why": refusal.why})
         if refusal.action == "rewind":
             go_back(self.content, moment.progress.step, refusal.step - 1, refusal.why)
         self._write()
@@ -120,12 +119,10 @@ class CertificateWriter(Callback):
 
     def _add_last(self) -> None:
         """Adds the checkpoint that was written in the background when the training failed."""
-        try:
+        with suppress(CheckpointError, OSError):  # must not hide the training's error
             for path in checkpoints(self.run.folder / "checkpoints")[-1:]:
                 if (path / MANIFEST).stat().st_mtime >= self._began:
                     add_saved(self.content, path, self.run.folder)
-        except (CheckpointError, OSError):  # must not hide the training's error
-            pass
 
     def _close(self, moment: Moment, why: str) -> None:
         if not self.content:
@@ -144,8 +141,7 @@ class CertificateWriter(Callback):
 
     @property
     def _attempt(self) -> Content:
-        attempt: Content = self.content["attempts"][-1]
-        return attempt
+        return self.content["attempts"][-1]
 
     def _continued(self) -> Content:
         """The certificate that this attempt continues: this folder's, or the resumed run's; {} for a new one.
@@ -202,10 +198,8 @@ def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:
 
 def data_digests(data: Mapping[str, Any]) -> Content:
     """{split: number of samples, their fingerprint (data.fingerprint), digest of the samples that are always read}."""
-    table = {}
-    for split, facts in data.items():
-        table[split] = {**facts, "digest": digest_of([facts["samples"], single_samples(facts["read"])])}
-    return table
+    digests = {s: digest_of([facts["samples"], single_samples(facts["read"])]) for s, facts in data.items()}
+    return {split: {**facts, "digest": digests[split]} for split, facts in data.items()}
 
 
 def versions(identity: RunSignature) -> dict[str, str]:
@@ -232,13 +226,13 @@ def add_saved(content: Content, path: Path, run: Path) -> None:
         return
     attempt = content["attempts"][-1]
     if step_of(path) > attempt["from"] and step_of(path) not in saves(content):
-        _add(attempt, path, load(path, verify=False).digests())
+        _add(attempt, path)
 
 
-def _add(attempt: Content, path: Path, digests: Mapping[str, str]) -> None:
-    step = step_of(path)
-    attempt["saved"] = [s for s in attempt["saved"] if s["step"] != step]
-    attempt["saved"].append({"step": step, "checkpoint": path.name, **digests})
+def _add(attempt: Content, path: Path) -> None:
+    step, digests = step_of(path), load(path, verify=False).digests()
+    others = [saved for saved in attempt["saved"] if saved["step"] != step]
+    attempt["saved"] = [*others, {"step": step, "checkpoint": path.name, **digests}]
     attempt["to"] = max(attempt["to"], step)
 
 
