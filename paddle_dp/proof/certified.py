@@ -85,9 +85,7 @@ def certificate_lines(content: Content, run: Path) -> Iterator[str]:
         ranks = f"{attempt['ranks']} ranks ({axes})" if attempt["ranks"] > 1 else "1 process"
         yield f"  attempt {number}: {attempt['begun']}, {ranks}, {attempt['device']} of {attempt['host']}"
         yield "    " + ", ".join(f"{name} {version}" for name, version in attempt["versions"].items())
-        yield f"    recipe {short(attempt['recipe'])}" + "".join(
-            f"; {change}" for change in attempt["changes"]
-        )
+        yield "; ".join([f"    recipe {short(attempt['recipe'])}", *attempt["changes"]])
         if attempt["resumed"]:
             yield f"    goes on from {attempt['resumed']}"
         yield f"    step {attempt['from']}: weights {short(attempt['weights'])}"
@@ -130,22 +128,16 @@ def folder_checks(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
         except CheckpointError as error:
             yield False, str(error)
             continue
-        yield same, f"{path}: {'the bits are' if same else 'the bits are NOT'} those that were saved"
+        yield same, f"{path}: the bits are{'' if same else ' NOT'} those that were saved"
     known: dict[int, str] = {}
     for before, after in itertools.pairwise(content["attempts"]):
         known[before["from"]] = before["weights"]
         known |= {saved["step"]: saved["model"] for saved in before["saved"] if "model" in saved}
         if after["from"] in known:
             same = known[after["from"]] == after["weights"]
-            yield (
-                same,
-                f"step {after['from']}: {_sizes(before, after)} with {'the same' if same else 'OTHER'} weights",
-            )
-
-
-def _sizes(before: Content, after: Content) -> str:
-    stopped, resumed = (plural(a["ranks"], "rank") for a in (before, after))
-    return f"{stopped} stopped, {resumed} went on"
+            stopped, resumed = (plural(attempt["ranks"], "rank") for attempt in (before, after))
+            weights = f"with {'the same' if same else 'OTHER'} weights"
+            yield same, f"step {after['from']}: {stopped} stopped, {resumed} went on {weights}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +228,7 @@ def _recipe_state(checkpoint: Path | None) -> Mapping[str, Any]:
 
 
 def evenly_spread(spans: Sequence[Interval], count: int) -> list[Interval]:
-    """`count` of the intervals, evenly spread."""
+    """`count` of the intervals, or all."""
     indices = np.linspace(0, len(spans) - 1, min(count, len(spans))).round().astype(int)
     return [spans[index] for index in indices]
 
@@ -297,9 +289,8 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
     here = all(attempt["host"] == socket.gethostname() for attempt in attempts)
     exact = alone and here and interval_recipe.strategy.config.batch_chunks == 1
     same, lines = judgement(result, exact, other_kernels(attempts, result["kernels"]) if exact else ())
-    ranks = ", then ".join(
-        plural(count, "rank") for count, _ in itertools.groupby(a["ranks"] for a in attempts)
-    )
+    sizes = [count for count, _ in itertools.groupby(attempt["ranks"] for attempt in attempts)]
+    ranks = ", then ".join(plural(count, "rank") for count in sizes)
     print(f"{steps}, done on {ranks}, again on one process: {'the same' if same else 'DIFFERENT'}")
     print("\n".join(f"  {line}" for line in lines), flush=True)
     if not same:
@@ -332,9 +323,7 @@ def other_kernels(attempts: Sequence[Content], now: Mapping[str, str]) -> list[s
     return reasons
 
 
-def judgement(
-    result: Mapping[str, Any], exact: bool = False, reasons: Sequence[str] = ()
-) -> tuple[bool, list[str]]:
+def judgement(result: Content, exact: bool = False, reasons: Sequence[str] = ()) -> tuple[bool, list[str]]:
     """Whether an interval is the same, and lines with the reasons. Distances are in units of the drift, as in a proof.
 
     `exact`: one process of this machine trained it before, so no bit may differ, unless there are `reasons`.
@@ -357,9 +346,8 @@ def judgement(
         every_bit = "one process of this machine has done it before, so every bit should be the same"
         lines.append(f"bits may differ: {'; '.join(reasons)}" if reasons else every_bit)
     # A loss near 0 is no chaos: the drift is compared with the largest loss so far.
-    sizes = itertools.accumulate(
-        (abs(here) if isfinite(here) else 0.0 for *_, here, _ in result["losses"]), max
-    )
+    finite = [abs(here) if isfinite(here) else 0.0 for *_, here, _ in result["losses"]]
+    sizes = itertools.accumulate(finite, max)
     rows = [
         (step, recorded, drift_ratio(distance, drift, size))
         for (step, recorded, _, drift), distance, size in zip(result["losses"], distances, sizes, strict=True)
