@@ -170,9 +170,8 @@ class TraceComparison:
 
     def reference_array(self, key: str) -> np.ndarray:
         """One process's value of a quantity; updates and states are from the ranks' gradients."""
-        is_replayed = Key.read(key).kind in REPLAYED
-        trace = self.replayed if is_replayed and self.replayed is not None else self.reference
-        return trace.array(key)
+        replayed = self.replayed if Key.read(key).kind in REPLAYED else None
+        return (replayed or self.reference).array(key)
 
     def _distances(self) -> Iterator[QuantityDistance]:
         watched = set(self.reference.facts["recorded"]) | set(self.candidate.facts["recorded"])
@@ -243,22 +242,22 @@ class TraceComparison:
         if at == 0:
             yield from self._probes(quantity.name)
 
-    def _r_at_initial_weights(self, distance: QuantityDistance) -> Iterator[float]:
+    def _r_at_initial_weights(self, distance: QuantityDistance) -> list[float]:
         """r of a probe's parameter in each probe; if there is one only, also in the first batch. That batch may have
         equal shares, but where `turns`, float64 has seen that unequal ones are the same."""
-        name = distance.quantity.name
-        yield from (probes := list(self._probes(name)))
-        first = key_of("gradient", 1, name)
+        probes, first = self._probes(distance.quantity.name), key_of("gradient", 1, distance.quantity.name)
         has_first = first in self.reference.keys and first in self.candidate.keys
         if len(probes) == 1 and self.turns and has_first and distance.r < LARGEST_TURN:
-            yield self._distance(Key.read(first), self.reference.array(first), self.candidate.array(first)).r
+            probes.append(self._r(first))
+        return probes
 
-    def _probes(self, name: str) -> Iterator[float]:
+    def _probes(self, name: str) -> list[float]:
         """r of a parameter's gradient in each further batch."""
-        for key in sorted(n for n in self.reference.keys & self.candidate.keys if n.startswith("probe|")):
-            quantity = Key.read(key)
-            if quantity.name == name:
-                yield self._distance(quantity, self.reference.array(key), self.candidate.array(key)).r
+        keys = self.reference.keys & self.candidate.keys
+        return [self._r(key) for key in sorted(keys) if Key.read(key)[::2] == ("probe", name)]
+
+    def _r(self, key: str) -> float:
+        return self._distance(Key.read(key), self.reference.array(key), self.candidate.array(key)).r
 
     def _distance(self, quantity: Key, reference: np.ndarray, candidate: np.ndarray) -> QuantityDistance:
         if reference.shape != candidate.shape:

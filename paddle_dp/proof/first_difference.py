@@ -21,6 +21,7 @@ from paddle_dp.proof.tolerance import LARGEST_R, is_same, ratio
 from paddle_dp.proof.trace_files import Key, Sheet, key_of
 from paddle_dp.text import and_more, numbered
 
+Row = Mapping[str, Any]  # of a step on one side
 _LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
 
 
@@ -56,7 +57,11 @@ class DifferenceSearch:
         bad = {distance.quantity: distance for distance in self.comparison.distances if not distance.same}
         for quantity in bad:
             if quantity.kind == "initial":
-                yield FirstDifference(0, "initial", quantity.name, self._initial(quantity))
+                sentence = (
+                    f"before the first step: the initial weights of {quantity.name} are not one process's. Every rank "
+                    "has to draw them from the recipe's seed, on the whole model, before it is cut"
+                )
+                yield FirstDifference(0, "initial", quantity.name, sentence)
         for step, reference, candidate in self._steps():
             yield from self._samples(step, reference, candidate)
             yield from self._output(step)
@@ -72,7 +77,7 @@ class DifferenceSearch:
             if quantity.kind == "evaluation":
                 yield FirstDifference(quantity.step, "evaluation", quantity.name, self._evaluation(distance))
 
-    def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    def _steps(self) -> Iterator[tuple[int, Row, Row]]:
         """Each step's number, and its rows on both sides."""
         rows = (side.facts["rows"] for side in self.comparison.sides)
         return ((step, *pair) for step, pair in enumerate(zip(*rows, strict=True), start=1))
@@ -88,12 +93,6 @@ class DifferenceSearch:
             layer = layer.rpartition(".")[0]
         return self._order.get(layer, -1)
 
-    def _initial(self, quantity: Key) -> str:
-        return (
-            f"before the first step: the initial weights of {quantity.name} are not one process's. Every rank has to "
-            "draw them from the recipe's seed, on the whole model, before it is cut"
-        )
-
     def _evaluation(self, distance: QuantityDistance) -> str:
         name = distance.quantity.name
         if distance.missing:
@@ -105,9 +104,7 @@ class DifferenceSearch:
         moment = f"after step {distance.quantity.step}" if distance.quantity.step else "before the first step"
         return f"{moment}: {name} of the held-out samples {description}, with the same weights"
 
-    def _samples(
-        self, step: int, reference: dict[str, Any], candidate: dict[str, Any]
-    ) -> Iterator[FirstDifference]:
+    def _samples(self, step: int, reference: Row, candidate: Row) -> Iterator[FirstDifference]:
         description = diagnose.samples(reference["read"][0][1], candidate["read"])
         if description:
             yield FirstDifference(step, "samples", "", f"step {step}: {description}")

@@ -98,18 +98,15 @@ def in_shares(model: nn.Layer, count: int) -> None:
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, ROUNDED):
             kind = type(layer)
-            layer.__class__ = type(kind.__name__, (kind,), {"__call__": _in_shares(kind, count)})
+            called = partialmethod(_in_shares, kind, count)
+            layer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
 
 
-def _in_shares(kind: type[nn.Layer], count: int) -> Callable[..., Any]:
+def _in_shares(layer: Any, kind: Any, count: int, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
     """`kind.__call__`, hooks included, once per share: so each share's gradient is rounded, like a rank's."""
-
-    def called(layer: nn.Layer, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
-        bounds = [cut(x.shape[0], index, count) for index in range(count)]
-        outputs = [kind.__call__(layer, x[a:b], *more, **named) for a, b in bounds if b > a]
-        return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
-
-    return called
+    bounds = [cut(x.shape[0], index, count) for index in range(count)]
+    outputs = [kind.__call__(layer, x[a:b], *more, **named) for a, b in bounds if b > a]
+    return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
 
 
 def in_blocks(model: nn.Layer, count: int) -> None:

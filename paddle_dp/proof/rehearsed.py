@@ -19,6 +19,7 @@ EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
 READ = 2  # ranks read the numbers of every second step
 EPOCH = 3  # global batches
 EXACT_MEANS = ("samples", "loss", "ema_loss")  # numbers of an evaluation that no two tied classes change
+Row = dict[str, Any]  # of a step on one side
 NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
 }  # fmt: skip
@@ -71,14 +72,11 @@ class RehearsalComparison:
                 if not self._near(reference[name], candidate[name], [row[name] for row in noisy], more):
                     yield RehearsalDifference(step, "loss", self._number(reference, candidate, name))
             if "apart" in reference and np.isfinite(reference["gradient_norm"]):
-                allowed = self._allowed_gradient_distance(reference, noisy)
-                if not reference["apart"] <= allowed:
-                    yield RehearsalDifference(step, "gradient", self._gradient(reference, allowed))
+                yield from self._gradient(step, reference, max(row["apart"] for row in noisy))
         yield from self._evaluations()
         yield from self._resumed()
 
-    def _steps(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Each step's rows on both sides."""
+    def _steps(self) -> Iterator[tuple[Row, Row]]:
         return zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
 
     def _samples(self) -> Iterator[RehearsalDifference]:
@@ -92,20 +90,18 @@ class RehearsalComparison:
                     f"{_list_samples(expected - read)}",
                 )  # fmt: skip
 
-    def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
-        """The largest allowed 2-norm between the ranks' gradients and one process's with the same weights."""
-        noise, size = max(row["apart"] for row in noisy), reference["gradient_norm"]
-        return LARGEST_R * unit_of(noise, size, EPS[self.reference["dtype"]], reference["rounded"])
+    def _gradient(self, step: int, reference: Row, noise: float) -> Iterator[RehearsalDifference]:
+        distance, size = reference["apart"], reference["gradient_norm"]
+        allowed = LARGEST_R * unit_of(noise, size, EPS[self.reference["dtype"]], reference["rounded"])
+        if not distance <= allowed:
+            yield RehearsalDifference(
+                step, "gradient",
+                f"step {step}{_after(step)}: the gradient of the {self.ranks} ranks is {distance / (size or 1.0):.2g} "
+                "of its norm away from one process's with the same weights, and rounding takes "
+                f"{allowed / (size or 1.0):.2g} at most",
+            )  # fmt: skip
 
-    def _gradient(self, reference: dict[str, Any], allowed: float) -> str:
-        size = reference["gradient_norm"] or 1.0
-        return (
-            f"step {reference['step']}{_after(reference['step'])}: the gradient of the {self.ranks} ranks is "
-            f"{reference['apart'] / size:.2g} of its norm away from one process's with the same weights, and "
-            f"rounding takes {allowed / size:.2g} at most"
-        )
-
-    def _number(self, reference: dict[str, Any], candidate: dict[str, Any], name: str) -> str:
+    def _number(self, reference: Row, candidate: Row, name: str) -> str:
         step, label = reference["step"], NUMBER_NAMES.get(name, name)
         return (
             f"step {step}{_after(step)}: {label} {reference[name]:.9g} on one process that nothing interrupts, "
@@ -156,17 +152,17 @@ class RehearsalComparison:
         return bool(abs(reference - candidate) <= LARGEST_R * unit_of(noise, abs(reference), eps, rounded))
 
 
-def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _common_numbers(row: Row, other: Row) -> list[str]:
     return [name for name in _number_names(row, other) if name in row and name in other]
 
 
-def _missing_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _missing_numbers(row: Row, other: Row) -> list[str]:
     """The numbers of a step that only one side has, and the other one should have: ranks need not read every step."""
     expected = _number_names(row, other) if row["step"] % READ == 0 else ["lr", "loss_scale"]
     return [name for name in expected if (name in row) != (name in other)]
 
 
-def _number_names(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _number_names(row: Row, other: Row) -> list[str]:
     """The names of numbers that a step may have, and of its scores on either side."""
     return [*NUMBER_NAMES, *dict.fromkeys(name for name in (*row, *other) if name.startswith(SCORE))]
 

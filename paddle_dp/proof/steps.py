@@ -24,6 +24,8 @@ from paddle_dp.proof.tolerance import (
 )
 from paddle_dp.proof.trace_files import SCORE, Key, Trace, key_of, number_key, numbers_of
 
+Row = Mapping[str, Any]  # of a step on one side
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -137,20 +139,16 @@ class StepComparison:
         counts = len(self.steps) > 1 if self.broken is None else self.broken.number > 2
         return any(bool(np.any((before != after) & (counts | np.isfinite(after)))) for before, after in pairs)
 
-    def _step(self, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Step:
+    def _step(self, number: int, reference: Row, candidate: Row) -> Step:
+        numbers = dict.fromkeys(["loss", "gradient_norm", *numbers_of(reference), *numbers_of(candidate)])
+        pairs = {name: self._pair(name, number, reference, candidate) for name in numbers}
         return Step(
-            number=number,
-            shares=tuple(candidate["shares"]),
-            loss=self._pair("loss", number, reference, candidate),
-            gradient_norm=self._pair("gradient_norm", number, reference, candidate),
-            scores={
-                name.removeprefix(SCORE): self._pair(name, number, reference, candidate)
-                for name in dict.fromkeys([*numbers_of(reference), *numbers_of(candidate)])
-                if name.startswith(SCORE)
-            },
+            number=number, shares=tuple(candidate["shares"]),
+            loss=pairs.pop("loss"), gradient_norm=pairs.pop("gradient_norm"),
+            scores={name.removeprefix(SCORE): pair for name, pair in pairs.items()},
             empty=bool(reference.get("empty") and candidate.get("empty")),
             noise_spread=max(self._relative_spread(name, number) for name in ("loss", "gradient_norm")),
-        )
+        )  # fmt: skip
 
     def _relative_spread(self, quantity: str, number: int) -> float:
         """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
@@ -168,9 +166,7 @@ class StepComparison:
         pairs = zip(self._noise_spread(quantity), self._sizes(quantity), strict=True)
         return growth([spread / size for spread, size in pairs if size > 0])
 
-    def _pair(
-        self, quantity: str, number: int, reference: Mapping[str, Any], candidate: Mapping[str, Any]
-    ) -> Pair:
+    def _pair(self, quantity: str, number: int, reference: Row, candidate: Row) -> Pair:
         """The pair, judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
         spread = self._noise_spread(quantity)
         next_drift = spread[number] if number < len(spread) else math.inf

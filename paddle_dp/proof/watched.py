@@ -133,7 +133,7 @@ class WatchedRun:
         self.hooks = OutputHooks(self.learner) if wide or self.noise is None else None
         self.results = RunResults(
             recorded=self.recorder.recorded, copy_groups=self.recorder.copy_groups, copies=self.recorder.copies,
-            rounds_to=rounds_to, rounded=self.recorder.rounded,
+            rounds_to=rounds_to, rounded=self.recorder.rounded, order=[] if self.hooks is None else self.hooks.order,
         )  # fmt: skip
         measures_memory = side.options.get("measure_memory") and not wide
         self.memory_meter = MemoryMeter(self.learner) if measures_memory else None
@@ -231,7 +231,7 @@ class WatchedRun:
             self.layer_state.record(step)
         self.results.positions[step] = [position for start, stop in cuts for position in range(start, stop)]
         if self.hooks is not None:
-            self._take_outputs(step, self.hooks.take(rows, counted), _back(counted, self.order_of))
+            self._keep_outputs(step, self.hooks.take(rows, counted), _back(counted, self.order_of))
         self._reads.append(read)
         self.results.rows.append({
             "loss": metrics.pop("loss", None), "gradient_norm": metrics.pop("gradient_norm", None),
@@ -250,8 +250,7 @@ class WatchedRun:
     def _in_order(self, batch: Batch) -> Batch:
         return batch if self.order_of is None else noise.permute(batch, self.order_of)
 
-    def _take_outputs(self, step: int, outputs: dict[str, np.ndarray], back: np.ndarray) -> None:
-        self.results.order = self.hooks.order if self.hooks is not None else []
+    def _keep_outputs(self, step: int, outputs: dict[str, np.ndarray], back: np.ndarray) -> None:
         bad = {name.rpartition("#")[0] for name, sums in outputs.items() if not np.isfinite(sums).all()}
         if bad:
             self.results.broken[step] = min(bad, key=self.results.order.index)
