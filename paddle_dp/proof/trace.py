@@ -271,11 +271,11 @@ class RecordedSide:
         with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
             results = self._watch(name == "wide", sheet.put)
-            facts = vars(results) | {"numbers": sheet.numbers, "dtype": precision.dtype}
+            facts = results | {"numbers": sheet.numbers, "dtype": precision.dtype}
             facts |= {"dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords}
             sheet.group("copy", facts.pop("copies"))
             sheet.group("output", facts.pop("outputs"))
-            self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
+            self.facts |= {name: results[name] for name in ("differences", "rounds_to")}
             facts |= self._noise(name == "wide", sheet, results)
             sheet.finish(facts | {"seconds": time.perf_counter() - begun})
 
@@ -283,7 +283,7 @@ class RecordedSide:
         """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
         precision = self.run_settings.precision
         # The first update: with the initial weights, on a batch that counts.
-        updated = results.recorded[0] if results.recorded else 1
+        updated = next(iter(results["recorded"]), 1)
         floors, drift = NoiseFloors(sheet), []
         if self.mesh.ranks == 1:
             kinds = noise.kinds(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
@@ -291,8 +291,8 @@ class RecordedSide:
             for kind in self._neutral(kinds):
                 self.run_settings = RunSettings(precision, kind, follows)
                 noisy = self._watch(wide, floors.put, None if wide or kind.all_steps else updated)
-                floors.outputs(noisy.outputs)
-                drift += [noisy.rows] if kind.all_steps and not wide else []
+                floors.outputs(noisy["outputs"])
+                drift += [noisy["rows"]] if kind.all_steps and not wide else []
         return {"noise": floors.norms, "drift": drift}
 
     def _watch(self, wide: bool, put: Put, steps: int | None = None) -> RunResults:

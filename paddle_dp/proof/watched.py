@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,7 @@ def make_late(learner: Learner, seed: int) -> None:
         learner.optimizer.step = updated  # after the exchange of a clip, where all ranks wait for each other
 
 
+RunResults = dict[str, Any]
 PROBES = 3  # batches with gradients recorded at the initial weights, in the recipe's precision
 
 
@@ -93,30 +94,6 @@ class WatchedSide(Protocol):
     def batches(self, wide: bool) -> Iterator[Batch]: ...
 
 
-@dataclass
-class RunResults:
-    """The results of a run without its quantities, which are passed on at once."""
-
-    # By step: loss, gradient norm and scores, None where they were not read; shares.
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    positions: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
-    order: list[str] = field(default_factory=list)  # layers in the order of the forward
-    outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    # By step: the first layer with an output that is not finite.
-    broken: dict[int, str] = field(default_factory=dict)
-    divergence: str | None = None
-    recorded: list[int] = field(default_factory=list)  # the steps with a recorded update
-    copy_groups: dict[str, list[list[int]]] = field(default_factory=dict)
-    copies: dict[str, np.ndarray] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    # By step: changes of the layers' state outside their weights.
-    layer_state: dict[int, dict[str, Any]] = field(default_factory=dict)
-    evaluated: int = 0  # held-out samples
-    # The dtype to which ranks round their gradients, and by key the bound of this rank's rounding error.
-    rounds_to: str | None = None
-    rounded: dict[str, float] = field(default_factory=dict)
-
-
 class WatchedRun:
     """One run of a side with a new learner, in float64 if `wide`; it passes its quantities to `put`."""
 
@@ -131,23 +108,25 @@ class WatchedRun:
         self.every = wide or rounds_to is not None or follows is not None
         self.recorder = ProofRecorder(self.learner, put, self.noise is None, self._before_update)
         self.hooks = OutputHooks(self.learner) if wide or self.noise is None else None
-        self.results = RunResults(
-            recorded=self.recorder.recorded, copy_groups=self.recorder.copy_groups, copies=self.recorder.copies,
-            rounds_to=rounds_to, rounded=self.recorder.rounded, order=[] if self.hooks is None else self.hooks.order,
-        )  # fmt: skip
+        # By step: loss, gradient norm and scores, None where they were not read; shares.
+        self.rows: list[dict[str, Any]] = []
+        self.positions: dict[int, list[int]] = {}  # by step: this rank's, in the global batch
+        self.outputs: dict[str, np.ndarray] = {}
+        self.broken: dict[int, str] = {}  # by step: the first layer with an output that is not finite
+        self.evaluated = 0  # held-out samples
         measures_memory = side.options.get("measure_memory") and not wide
         self.memory_meter = MemoryMeter(self.learner) if measures_memory else None
         self.layer_state: LayerStateChanges | None = None
         self._reads: list[list[int]] = []  # by step: the samples that this rank read
 
     def run(self, steps: int | None) -> RunResults:
-        """Evaluates, trains the first `steps` batches, or all, and records the end. Collective."""
+        """Evaluates, trains the first `steps` batches, or all, and records the end. Returns facts, and this rank's
+        "outputs" and "copies" by key. Collective."""
         self._evaluate(0)
         if self.noise is None:
             self.recorder.initial()
             self.learner.runner.draws.watch_on()
             self.layer_state = LayerStateChanges(self.learner)
-            self.results.layer_state = self.layer_state.by_step
         if not self.wide:
             self._probe()
         self.side.subset.read.clear()
@@ -157,11 +136,12 @@ class WatchedRun:
                 if step == steps:
                     break
         self._gather_reads()
+        divergence = None
         if self.wide:
-            self.results.divergence = self.recorder.final(len(self.results.rows))
-            self._evaluate(len(self.results.rows))
+            divergence = self.recorder.final(len(self.rows))
+            self._evaluate(len(self.rows))
         else:
-            self.recorder.weights(len(self.results.rows))
+            self.recorder.weights(len(self.rows))
         if self.mesh.is_main:
             self._put_numbers()
         if self.hooks is not None:
@@ -169,8 +149,15 @@ class WatchedRun:
         if self.memory_meter is not None:
             self.side.facts["held"] = self.mesh.gather(self.memory_meter.read())
         self.learner.runner.draws.gather_later()
-        self.results.differences = self.learner.differences()
-        return self.results
+        recorder, layer_state = self.recorder, self.layer_state
+        return {
+            "rows": self.rows, "positions": self.positions, "outputs": self.outputs, "broken": self.broken,
+            "order": [] if self.hooks is None else self.hooks.order, "evaluated": self.evaluated,
+            "divergence": divergence, "recorded": recorder.recorded, "rounded": recorder.rounded,
+            "copies": recorder.copies, "copy_groups": recorder.copy_groups,
+            "layer_state": {} if layer_state is None else layer_state.by_step,
+            "rounds_to": self.learner.exchange.rounds_to, "differences": self.learner.differences(),
+        }  # fmt: skip
 
     def _evaluate(self, step: int) -> None:
         """Passes on the numbers of some held-out samples after `step` updates. Collective.
@@ -184,7 +171,7 @@ class WatchedRun:
             evaluation = evaluate(self.learner, loader, self.mesh)
         except NoTargetError:  # on all ranks
             return
-        self.results.evaluated = evaluation.samples
+        self.evaluated = evaluation.samples
         for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
             self._put_number(key_of("evaluation", step, name), value)
 
@@ -196,7 +183,7 @@ class WatchedRun:
 
     def _put_numbers(self) -> None:
         """Passes on the losses, gradient norms and scores of the steps that were read."""
-        for step, row in enumerate(self.results.rows, start=1):
+        for step, row in enumerate(self.rows, start=1):
             for name in numbers_of(row):
                 self._put_number(number_key(name, step), row[name])
 
@@ -229,11 +216,11 @@ class WatchedRun:
             metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
         if self.layer_state is not None:
             self.layer_state.record(step)
-        self.results.positions[step] = [position for start, stop in cuts for position in range(start, stop)]
+        self.positions[step] = [position for start, stop in cuts for position in range(start, stop)]
         if self.hooks is not None:
-            self._keep_outputs(step, self.hooks.take(rows, counted), _back(counted, self.order_of))
+            self._take_outputs(step, self.hooks, rows, counted)
         self._reads.append(read)
-        self.results.rows.append({
+        self.rows.append({
             "loss": metrics.pop("loss", None), "gradient_norm": metrics.pop("gradient_norm", None),
             "collected": reads, "samples": batch.samples, "empty": self.learner.empty,
             **{f"{SCORE}{name}": value for name, value in metrics.items()},
@@ -243,20 +230,21 @@ class WatchedRun:
         """Adds to each step's row the samples that the ranks read. Collective. Between two steps it would hide a step
         that begins before another rank's update."""
         ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
-        for step, row in enumerate(self.results.rows):
+        for step, row in enumerate(self.rows):
             row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]
             row["read"] = [[dp_rank, reads[step]] for dp_rank, _, reads in ranks]
 
     def _in_order(self, batch: Batch) -> Batch:
         return batch if self.order_of is None else noise.permute(batch, self.order_of)
 
-    def _keep_outputs(self, step: int, outputs: dict[str, np.ndarray], back: np.ndarray) -> None:
+    def _take_outputs(self, step: int, hooks: OutputHooks, rows: list[int], counted: list[int]) -> None:
+        outputs, back = hooks.take(rows, counted), _back(counted, self.order_of)
         bad = {name.rpartition("#")[0] for name, sums in outputs.items() if not np.isfinite(sums).all()}
         if bad:
-            self.results.broken[step] = min(bad, key=self.results.order.index)
+            self.broken[step] = min(bad, key=hooks.order.index)
         if self.wide:
             for name, sums in outputs.items():
-                self.results.outputs[key_of("output", step, name)] = sums[back]
+                self.outputs[key_of("output", step, name)] = sums[back]
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int], before: int) -> list[int]:
