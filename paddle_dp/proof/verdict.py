@@ -84,7 +84,8 @@ class Verdict:
     @cached_property
     def _alike(self) -> bool:
         traces_agree = all(comparison.same for comparison in self.comparisons)
-        return traces_agree and self.steps.same and not self._sample_difference
+        search = DifferenceSearch(self.native, self.candidate.axes)
+        return traces_agree and self.steps.same and search.samples() is None
 
     @cached_property
     def learned(self) -> bool:
@@ -112,10 +113,6 @@ class Verdict:
         return any(bool(np.any(np.isfinite(array) & (array != 0))) for array in arrays)
 
     @cached_property
-    def _sample_difference(self) -> FirstDifference | None:
-        return DifferenceSearch(self.native, self.candidate.axes).samples()
-
-    @cached_property
     def layer_state_difference(self) -> str | None:
         """A sentence on the first state outside the weights that changes differently on some rank; None without one."""
         for comparison in self.comparisons:
@@ -135,25 +132,19 @@ class Verdict:
         if self._alike:
             return None
         late = next((step for step in self.steps.steps if not is_same(step.r)), None)
+        dependence = self.reference.facts.get("dependence")
+        guesses = not (dependence or self.layer_state_difference or self.candidate.differences)
         for comparison in self.comparisons:
-            search = DifferenceSearch(comparison, self.candidate.axes, guesses=not self._cause_is_known)
-            difference = search.first()
-            if difference is None:
-                continue
-            if comparison is self.native and late is not None and late.number < difference.step:
-                break
-            return difference
+            difference = DifferenceSearch(comparison, self.candidate.axes, guesses).first()
+            is_later = late is not None and difference is not None and late.number < difference.step
+            if difference is not None and not (comparison is self.native and is_later):
+                return difference
         if late is not None:
             return FirstDifference(late.number, "loss", "", _late(late))
         if not is_same(self.steps.weights.r):
             last = len(self.steps.steps)
             return FirstDifference(last, "weight", "", _weights(last, self.steps.weights.r))
         return None
-
-    @property
-    def _cause_is_known(self) -> bool:
-        dependence = self.reference.facts.get("dependence")
-        return bool(dependence or self.layer_state_difference or self.candidate.differences)
 
     @property
     def sentences(self) -> list[str]:
