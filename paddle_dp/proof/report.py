@@ -96,17 +96,15 @@ def number(r: float) -> str:
     return f"{r:.2g}" if r < 1000 or math.isinf(r) else f"{r:.1e}"
 
 
-def _coloured(sentence: str) -> str:
-    from rich.markup import escape
+def _coloured(sentence: str) -> Any:
+    from rich.text import Text
 
-    sentence = escape(sentence)
     colours = {
         "SAME up to": "yellow", "SAME": "green", "DIFFERENT": "red", "FAILED": "red", "PROVES NOTHING": "yellow",
     }  # fmt: skip
-    for verdict_name, colour in colours.items():
-        if sentence.startswith((f"{verdict_name}:", f"{verdict_name} step ")):
-            return f"[{colour}]{verdict_name}[/{colour}]{sentence.removeprefix(verdict_name)}"
-    return sentence
+    begins = (name for name in colours if sentence.startswith((f"{name}:", f"{name} step ")))
+    name = next(begins, "")
+    return Text.assemble((name, colours.get(name, "")), sentence.removeprefix(name))
 
 
 def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
