@@ -76,17 +76,11 @@ class OutputHooks:
         for name, outputs in calls.items():
             first = [sums for graded, sums in outputs if not graded] or [sums for _, sums in outputs]
             each, rest = divmod(len(first), len(rows))
-            if rest:
-                continue
-            for call in range(each):
-                micro_sums = [first[micro_batch * each + call] for micro_batch in range(len(rows))]
-                if all(len(rows_sums) % n == 0 for rows_sums, n in zip(micro_sums, rows, strict=True)):
-                    sample_sums = [
-                        rows_sums.reshape(n, -1, 2).sum(1)
-                        for rows_sums, n, counts in zip(micro_sums, rows, counted, strict=True)
-                        if counts
-                    ]
-                    result[f"{name}#{call}"] = np.concatenate([np.zeros((0, 2)), *sample_sums])
+            for call in range(0 if rest else each):
+                micro_batches = [*zip(first[call::each], rows, counted, strict=True)]
+                if all(len(sums) % n == 0 for sums, n, _ in micro_batches):
+                    by_sample = [sums.reshape(n, -1, 2).sum(1) for sums, n, counts in micro_batches if counts]
+                    result[f"{name}#{call}"] = np.concatenate([np.zeros((0, 2)), *by_sample])
         return result
 
 
