@@ -175,8 +175,7 @@ def replay_command(folder: Path) -> str:
 
 
 def read(folder: Path) -> Content:
-    """Reads the certificate of the run in `folder`. Raises OSError if there is none, ValueError if it is damaged or
-    does not match its digest."""
+    """Reads the certificate of the run in `folder`. Raises OSError without one, ValueError if it was changed."""
     content = json_codec.decode((Path(folder) / NAME).read_bytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"is of another format than {FORMAT}")
@@ -219,8 +218,7 @@ def saves(content: Content) -> dict[int, Content]:
 
 
 def add_saved(content: Content, path: Path, run: Path) -> None:
-    """Adds a checkpoint of `run`, on disk or in the job's memory, that its last attempt wrote but did not live to
-    record."""
+    """Adds a checkpoint of `run`, on disk or in the job's memory, that its last attempt wrote and could not record."""
     folders = [run / "checkpoints", Path(os.environ.get(MEMORY) or run, "checkpoints")]
     if not content or path.parent.resolve() not in [folder.resolve() for folder in folders]:
         return
@@ -237,8 +235,7 @@ def _add(attempt: Content, path: Path) -> None:
 
 
 def go_back(content: Content, step: int, last: int, why: str) -> None:
-    """Ends the last attempt, which had reached update `last`, and begins another one, with the same ranks, at the
-    checkpoint of `step`."""
+    """Ends the last attempt, at update `last`, and begins one with the same ranks at the checkpoint of `step`."""
     before: Content = content["attempts"][-1]
     weights = saves(content).get(step, {}).get("model", before["weights"] if step == before["from"] else None)
     before.update(ended=now(), why=f"went back to step {step}: {why}", to=max(last, before["to"]))

@@ -314,8 +314,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def other_kernels(attempts: Sequence[Content], now: Mapping[str, str]) -> list[str]:
-    """Reasons why one process may compute other last bits than in the attempts: `now` has today's device and the
-    versions of packages with kernels."""
+    """Reasons why one process may compute other last bits than in the attempts; `now`: today's device and versions."""
     reasons = [] if now["device"] == "cpu" else ["an accelerator adds in any order"]
     for name, today in now.items():
         before = {str(attempt["versions"].get(name, attempt.get(name))) for attempt in attempts} - {today}

@@ -1,8 +1,7 @@
 """Finds the first difference in the order of a step: samples, layer outputs, loss, gradients from the last layer to the
 first, updates.
 
-A mistake spreads: after a wrong output everything is wrong. So only the first difference is reported, with its likely
-cause (proof.diagnose).
+A mistake spreads to all that follows, so only the first difference is reported, with its likely cause (proof.diagnose).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class FirstDifference:
 
 @dataclass
 class DifferenceSearch:
-    """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: a sentence may guess a
-    cause from the step, as none is known."""
+    """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: as no cause is known."""
 
     comparison: TraceComparison
     degrees: Mapping[str, int]

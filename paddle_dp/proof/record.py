@@ -129,8 +129,7 @@ class ProofRecorder:
 
     @contextmanager
     def probing(self, step: int) -> Iterator[None]:
-        """Context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and loss
-        scale do not change."""
+        """Context that records gradients as a probe's, without an update of weights, learning rate or loss scale."""
         learner, scale = self.learner, self.learner.mixed.scale
         update, rate_step = learner.update, learner.rate.step
         scale_state = scale.state() if scale is not None else {}

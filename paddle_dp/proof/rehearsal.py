@@ -109,8 +109,7 @@ class RehearsalMonitor(Callback):
         return self._evaluation
 
     def gather_reads(self) -> None:
-        """Adds to each row the samples that all ranks read. Collective. Between two steps it would hide a rank that
-        does not wait for another."""
+        """Adds to each row the samples of all ranks. Collective: between steps it would hide one that does not wait."""
         for row, *reads in zip(self.rows, *self.mesh.gather(self._reads), strict=True):
             row["read"] = sorted({n for rank_reads in reads for n in rank_reads})
 
@@ -174,8 +173,7 @@ class Rehearsal:
         return self._results(trainer, monitor)
 
     def interrupted(self) -> dict[str, Any]:
-        """Trains the ranks with an evaluation and a checkpoint, and resumes from it. Writes gradients that they round,
-        for the one process."""
+        """Trains the ranks with an evaluation, a checkpoint and a resume; writes gradients that they round."""
         trainer, monitor = self._trainer()
         recording: AbstractContextManager[ProofRecorder | None] = nullcontext()
         if trainer.learner.exchange.rounds_to is not None:

@@ -89,8 +89,7 @@ CLIP_DISTANCE = 2.0**-10  # relative distance of the gradients' norm from the bo
 
 
 def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> None:
-    """Passes to `put`, by key, the updates of `learner` from the gradients in `candidate`, and the optimizer states
-    after the last one.
+    """Passes to `put` the updates of `learner` from the gradients in `candidate`, and its last optimizer states.
 
     `learner` is on one process, in its initial state; it does no forward and no backward. `wide`: the trace is in
     float64. Without a recorded update, a step only moves the schedule.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Retraining:
         else:
             kind.change(trainer.learner.model)
             if kind.order is not None:
-                _permute(trainer.loader, kind)
+                _permute(trainer.loader, kind.order)
         losses = LossRecorder()
         trainer.add(losses)
         trainer.fit(Length(self.to, "steps"))
@@ -151,13 +151,11 @@ class Retraining:
             raise UsageError(f"the run cannot be trained again: {'; '.join(map(str, changes))}.")
 
 
-def _permute(loader: Loader, kind: noise.Noise) -> None:
+def _permute(loader: Loader, order: Callable[[int], np.ndarray]) -> None:
     read = loader.read
 
     def permuted(epoch: int, start: int = 0) -> Iterator[Batch]:
-        assert kind.order is not None, "only a kind with an order permutes"
-        for batch in read(epoch, start):
-            yield noise.permute(batch, kind.order)
+        return (noise.permute(batch, order) for batch in read(epoch, start))
 
     loader.read = permuted  # type: ignore[method-assign]
 

@@ -47,8 +47,7 @@ def first_samples(
 ) -> RecordedSubset:
     """The samples of the recipe's first `steps` full global batches, over several epochs if needed (one of a stream).
 
-    The last batch is cut so that `ranks` ranks get unequal shares. `after`: only batches after this progress.
-    Collective.
+    The last batch is cut so that ranks get unequal shares. `after`: only batches after this progress. Collective.
     """
     data, scattered = _opened(recipe, "train", mesh)
     shuffle = not is_in_order(data)  # a stream keeps its order, as in training
@@ -60,8 +59,7 @@ def first_samples(
     batches = [sampler.global_batch(*position) for position in itertools.islice(positions, steps)]
     if not batches:
         raise UsageError(f"the stream ends after {full} global batches: nothing is left to compare.")
-    room = len(batches[-1])
-    batches[-1] = batches[-1][: short(room, ranks) if room > 1 else room]
+    batches[-1] = batches[-1][: short(len(batches[-1]), ranks)]
     return RecordedSubset(data, np.concatenate(batches), scattered)
 
 
@@ -76,15 +74,13 @@ def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> RecordedSubset 
 
 
 def spread(dataset: Any, samples: int) -> np.ndarray:
-    """Indices [samples] of the data set at equal distances, or all: a folder may be sorted by class. Of a stream, the
-    first ones."""
+    """Indices [samples] at equal distances, or all: a folder may be sorted by class. Of a stream, the first ones."""
     indices = np.arange(min(samples, len(dataset)))
     return indices if is_in_order(dataset) else indices * len(dataset) // len(indices)
 
 
 def _opened(recipe: Recipe, split: Split, mesh: Mesh) -> tuple[Any, bool]:
-    """The data set of a split, or its stand-in on a rank that does not read it; and whether rank 0 reads for all.
-    Collective."""
+    """A split's data set, or a stand-in on a rank that does not read; and whether rank 0 reads for all. Collective."""
     scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
     data: Any = dataset(recipe, split) if mesh.is_main or not scattered else None
     return (Elsewhere.for_rank(data, mesh) if scattered else data), scattered

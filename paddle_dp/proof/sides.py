@@ -200,8 +200,7 @@ def ending(status: int) -> str:
 
 
 def job_error(status: int, message: str, refused: str = "") -> JobError:
-    """The error for processes that ended with this status and have printed why; `refused`: the message if they refused
-    the recipe."""
+    """The error for processes that ended with this status and have printed why; `refused`: for a refused recipe."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
     error = JobError(refused or message if status == REFUSED else message)

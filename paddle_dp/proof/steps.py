@@ -151,8 +151,7 @@ class StepComparison:
         )  # fmt: skip
 
     def _relative_spread(self, quantity: str, number: int) -> float:
-        """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
-        training made small is chaos."""
+        """The drift up to a step, relative to the largest number so far: no loss near 0 or small gradient is chaos."""
         return ratio(self._noise_spread(quantity)[number - 1], self._sizes(quantity)[number - 1])
 
     def _sizes(self, quantity: str) -> list[float]:

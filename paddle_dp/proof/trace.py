@@ -4,8 +4,7 @@ It writes two traces: `wide`, two steps in float64, and `own`, the recipe's firs
 runs with noise follow each (proof.noise); only their distances from the run without noise are kept.
 
 A comparison that does not fit into this machine's memory and disk is refused first. A process needs its model in
-float64 with gradients and momentum, the weights before an update, and one quantity; the disk keeps all quantities until
-the end (docs/proof.md).
+float64 with gradients and momentum, the weights before an update, and one quantity; the disk needs all (docs/proof.md).
 """
 
 from __future__ import annotations

@@ -45,13 +45,9 @@ def key_of(kind: str, step: int, name: str) -> str:
 
 
 def numbers_of(row: Mapping[str, Any]) -> list[str]:
-    """The names of the compared numbers in a step's row: `loss`, `gradient_norm`, and `score NAME` of each score; empty
-    for a step that was not read."""
-    return [
-        name
-        for name, value in row.items()
-        if value is not None and (name in ("loss", "gradient_norm") or name.startswith(SCORE))
-    ]
+    """The names of the compared numbers in a step's row: `loss`, `gradient_norm`, `score NAME`; [] if not read."""
+    names = [name for name in row if name in ("loss", "gradient_norm") or name.startswith(SCORE)]
+    return [name for name in names if row[name] is not None]
 
 
 def number_key(name: str, step: int) -> str:
@@ -275,8 +271,7 @@ class Trace:
         }
 
     def rounded(self, key: str) -> float:
-        """The bound of the ranks' rounding error in a gradient, as a 2-norm, or in the gradient norm: the sum of their
-        bounds, 0 without rounding."""
+        """The bound of the ranks' rounding error in a gradient, as a 2-norm, or in the gradient norm; 0 without."""
         quantity, lost = Key.read(key), self._lost
         if quantity.kind != "gradient norm":
             return lost.get(key, 0.0)

@@ -97,8 +97,7 @@ def verify(  # noqa: PLR0913 - the options of the command
 
 
 def _checkpoint(at: str, folder: Path) -> Path:
-    """The checkpoint at a path, or the newest of the run in `folder` with `at` updates at most. Raises UsageError if
-    there is none."""
+    """The checkpoint at a path, or the run's newest with `at` updates at most. Raises UsageError if there is none."""
     if not at.isdecimal():
         return find_at(Path(at))
     checkpoint = newest(folder / "checkpoints", until=int(at))

@@ -227,8 +227,7 @@ class WatchedRun:
         })  # fmt: skip
 
     def _gather_reads(self) -> None:
-        """Adds to each step's row the samples that the ranks read. Collective. Between two steps it would hide a step
-        that begins before another rank's update."""
+        """Adds to each row the samples of all ranks. Collective: between steps it would hide one that does not wait."""
         ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
         for step, row in enumerate(self.rows):
             row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]

@@ -73,8 +73,7 @@ class SweepRequest:
 class SweepPlan:
     """A request that was checked: its axes, the settings of all trials, the score and the sweep's folder.
 
-    `device`: the recipe's train.device. `accelerators`: of each trial, where there are any. `devices`: of each slot on
-    this machine.
+    `device`: the recipe's train.device. `accelerators`: of each trial, if any. `devices`: of each slot on this machine.
     """
 
     request: SweepRequest
@@ -152,8 +151,7 @@ def _usage_error(recipe: Recipe, ranks: int, kind: str) -> UsageError | None:
 
 
 def _read(request: SweepRequest, axes: Sequence[Axis], settings: Settings, chosen: Settings) -> Recipe:
-    """The recipe with one setting of each axis, on the trial's ranks; a mistake in a choice that is a list's element
-    says how to give a list."""
+    """The recipe with one setting of each axis; a mistake in an element of a list says how to give a list."""
     texts = (*settings, *overrides(axes, chosen))
     # Trials at the same time share the memory, and other machines have theirs: `auto` needs an amount.
     kind = "gpu" if request.elsewhere else Machine.here().kind if request.jobs > 1 else ""

@@ -174,8 +174,7 @@ class SweepSearch:
         return TrialRecord(number=number, settings=settings)
 
     def report(self, number: int, samples: int, score: float, may_stop: bool) -> bool:
-        """Notes a trial's score after so many samples; returns whether it is a loser that should stop. A position that
-        has a score already keeps it."""
+        """Notes a trial's score after so many samples, the first one there; returns whether it is a loser to stop."""
         trial = self._trials[number]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a resumed trial repeats positions
