@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from paddle_dp.sweep.request import SweepPlan
 
 PICTURE, PAGE = "sweep.png", "compare.html"
-_ENDS = {"done": "done", "pruned": "loser", "stopped": "stopped", "failed": "failed", "open": "open"}
 _COLOURS = {"done": "#2f6fb2", "stopped": "#2f6fb2", "pruned": "#b8c4d0"}
 _BEST = "#d1495b"
 _MOST_COMPARED = 12  # runs on the page: the best ones
@@ -55,12 +53,10 @@ def show(plan: SweepPlan, records: Sequence[TrialRecord]) -> None:
     )
     if sentence := chance(plan, order, best):
         console.write(sentence)
-    lines = [("picture", str(_write_picture(plan, order)))]
-    if page := _write_page(plan, order):
-        lines.append(("trials compared", page))
-    lines.append(("train it further", further(plan, best)))
-    for name, text in lines:
-        console.write(f"  {name:<18}{text}")
+    picture, page, command = _write_picture(plan, order), _write_page(plan, order), further(plan, best)
+    for name, text in (("picture", picture), ("trials compared", page), ("train it further", command)):
+        if text:
+            console.write(f"  {name:<18}{text}")
 
 
 def table(plan: SweepPlan, records: Sequence[TrialRecord]) -> Table:
@@ -70,7 +66,7 @@ def table(plan: SweepPlan, records: Sequence[TrialRecord]) -> Table:
     for record in records:
         facts = record.facts
         score = "–" if record.score is None else f"{record.score:.4f}"
-        end = _ENDS[record.state]
+        end = "loser" if record.state == "pruned" else record.state
         if record.state in ("pruned", "stopped"):
             end += f", {facts.get('last_step')}"
         cells = [str(record.number), *map(shown, record.settings), score]
@@ -122,7 +118,7 @@ def _write_page(plan: SweepPlan, order: Sequence[TrialRecord]) -> str:
     return str(path) + (f" (the best {len(compared)})" if len(compared) < len(order) else "")
 
 
-def _write_picture(plan: SweepPlan, order: Sequence[TrialRecord]) -> Path:
+def _write_picture(plan: SweepPlan, order: Sequence[TrialRecord]) -> str:
     """Writes the picture: the score of each trial in the order of trials, and over each axis."""
     scored, best = sorted(order, key=lambda record: record.number), order[0]
     count = 1 + len(plan.axes)
@@ -144,7 +140,7 @@ def _write_picture(plan: SweepPlan, order: Sequence[TrialRecord]) -> Path:
     path = plan.folder / PICTURE
     with replacing(path) as partial:
         partial.write_bytes(png_of(figure))
-    return path
+    return str(path)
 
 
 def _draw_points(panel: Any, xs: Sequence[Any], scored: Sequence[TrialRecord], best: TrialRecord) -> None:

@@ -77,7 +77,7 @@ def _distribution(axis: Axis) -> BaseDistribution:
     return FloatDistribution(axis.low, axis.high, log=axis.log)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrialRecord:
     """A trial as the study remembers it. `state`: "open", "done", "pruned", "stopped" or "failed"; `score`: the best of
     its evaluations, or None; `curve`: the score at each number of samples; `facts`: further results."""
@@ -100,12 +100,10 @@ class SweepSearch:
         self._distributions = {axis.key: _distribution(axis) for axis in axes}
         median = optuna.pruners.MedianPruner(n_startup_trials=FEWEST_TRIALS)
         self._study = optuna.create_study(
-            storage=JournalStorage(_Journal(folder / STUDY)),
-            study_name="sweep",
+            storage=JournalStorage(_Journal(folder / STUDY)), study_name="sweep", load_if_exists=True,
             direction="minimize" if smaller else "maximize",
             pruner=median if pruner == "median" else optuna.pruners.NopPruner(),
-            load_if_exists=True,
-        )
+        )  # fmt: skip
         self._trials: dict[int, optuna.Trial] = {}
         self._close_attempts()
 
@@ -121,14 +119,9 @@ class SweepSearch:
         for frozen in self._study.get_trials(deepcopy=False):
             if (number := frozen.user_attrs.get(_NUMBER)) is not None:
                 facts = frozen.user_attrs.get(_FACTS, {})
-                latest[number] = TrialRecord(
-                    number=number,
-                    settings=tuple(frozen.user_attrs[_SETTINGS]),
-                    state=facts.get("state", "open"),
-                    score=facts.get("score"),
-                    curve=frozen.intermediate_values,
-                    facts=facts,
-                )
+                settings, curve = tuple(frozen.user_attrs[_SETTINGS]), frozen.intermediate_values
+                state, score = facts.get("state", "open"), facts.get("score")
+                latest[number] = TrialRecord(number, settings, state, score, curve, facts)
         return [latest[number] for number in sorted(latest)]
 
     def draw(self, trials: int) -> TrialRecord | None:
