@@ -13,7 +13,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import import_module
@@ -39,7 +39,6 @@ from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, trained_curve
-from paddle_dp.proof.record import Put
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.samples import evaluated_samples, first_samples
@@ -121,7 +120,6 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     for number, (folder, ranks) in enumerate(options.get("candidates", ())):
         candidate = Side(Path(folder), ranks)
         side.replay(number, candidate, wide=facts["failed"] is None)
-        side.follow(number, candidate)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
     if not options["alone"]:
@@ -196,6 +194,7 @@ class RecordedSide:
 
     def learner(self) -> Learner:
         """A new learner. The first call raises UsageError if the comparison does not fit into this machine."""
+        gc.collect()  # the last learner and its recorder refer to each other, so only the collector frees them
         noisy = self.run_settings.noise
         learner = self.assembly.first_learner(loaded=noisy is not None and self.start is None)
         if self.start is not None:
@@ -224,24 +223,15 @@ class RecordedSide:
             parameters, parameters_by_rank, free, disk, str(self.folder), self.options.get("wide", True)
         )
 
-    def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
-        """The kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
-        dependence = self._dependence
-        if dependence is None:
-            return list(kinds)
-        return [kind for kind in kinds if dependence.kind == "order" and kind.order is None]
-
     @cached_property
     def _dependence(self) -> Dependence | None:
         """Determined once, in the precision of the first run."""
         precision = self.run_settings.precision
 
         def run(kind: noise.Noise | None) -> Curve:
-            gc.collect()
             self.run_settings = RunSettings(precision, kind)
             return trained_curve(self, self.learner(), None if kind is None else kind.order)
 
-        gc.collect()
         learner = self.learner()
         with kinks(learner) as kinked:
             plain = trained_curve(self, learner, None)
@@ -269,7 +259,7 @@ class RecordedSide:
         begun, precision = time.perf_counter(), self._precision(name)
         with SheetWriter(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
-            results = self._watch(name == "wide", sheet.put)
+            results = WatchedRun(self, name == "wide", sheet.put).run()
             facts = results | {"numbers": sheet.numbers, "dtype": precision.dtype}
             facts |= {"dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords}
             sheet.group("copy", facts.pop("copies"))
@@ -286,32 +276,25 @@ class RecordedSide:
         floors, drift = NoiseFloors(sheet), []
         if self.mesh.ranks == 1:
             kinds = noise.kinds(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
-            follows = self.run_settings.follows
-            for kind in self._neutral(kinds):
+            follows, dependence = self.run_settings.follows, self._dependence
+            if dependence is not None:  # other kinds would change something in exact arithmetic, too
+                kinds = (kind for kind in kinds if dependence.kind == "order" and kind.order is None)
+            for kind in kinds:
                 self.run_settings = RunSettings(precision, kind, follows)
-                noisy = self._watch(wide, floors.put, None if wide or kind.all_steps else updated)
+                noisy = WatchedRun(self, wide, floors.put).run(None if wide or kind.all_steps else updated)
                 floors.outputs(noisy["outputs"])
                 drift += [noisy["rows"]] if kind.all_steps and not wide else []
         return {"noise": floors.norms, "drift": drift}
 
-    def _watch(self, wide: bool, put: Put, steps: int | None = None) -> RunResults:
-        """Does one run; its learner is freed afterwards."""
-        gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
-        return WatchedRun(self, wide, put).run(steps)
-
-    def follow(self, number: int, candidate: Side) -> None:
-        """If the candidate's ranks round their gradients: trains with these, so that each step begins with the ranks'
-        weights, and writes to the folder follow<number>."""
-        if candidate.rounds_to is not None:
-            self.run("own", candidate.trace("own"), self.folder / f"follow{number}")
-
     def replay(self, number: int, candidate: Side, wide: bool) -> None:
-        """Repeats the candidate's updates, without `wide` not those in float64, and writes them to replay<number>."""
+        """Repeats the candidate's updates, without `wide` not those in float64, and writes them to replay<number>. If
+        its ranks round, trains with their gradients, too, each step from their weights, and writes follow<number>."""
         for name in ("wide", "own") if wide else ("own",):
             ranks_trace = candidate.trace(name)
             if ranks_trace is not None:
                 self.run_settings = RunSettings(self._precision(name))
-                gc.collect()
                 with SheetWriter(self.folder / f"replay{number}", name, 0) as sheet:
                     replay(self.learner(), ranks_trace, sheet.put, wide=name == "wide")
                     sheet.finish({})
+        if candidate.rounds_to is not None:
+            self.run("own", candidate.trace("own"), self.folder / f"follow{number}")

@@ -119,7 +119,7 @@ class WatchedRun:
         self.layer_state: LayerStateChanges | None = None
         self._reads: list[list[int]] = []  # by step: the samples that this rank read
 
-    def run(self, steps: int | None) -> RunResults:
+    def run(self, steps: int | None = None) -> RunResults:
         """Evaluates, trains the first `steps` batches, or all, and records the end. Returns facts, and this rank's
         "outputs" and "copies" by key. Collective."""
         self._evaluate(0)
