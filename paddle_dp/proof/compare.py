@@ -26,7 +26,7 @@ chance. Elements with noise of their size (F/|g| > 0.3) have no true gradient: t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -101,15 +101,15 @@ class TraceComparison:
     float64_trace: Trace | None = None
     replayed: Trace | None = None
     turns: bool = True
-    distances: list[QuantityDistance] = field(init=False)
-    # r of each gradient of a first batch that probes contradict, by name.
-    turned: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dtype: str = self.reference.facts["dtype"]
         # The error that the ranks raised when they compared their weights.
         self.divergence: str | None = self.candidate.facts["divergence"]
         self._sizes: dict[tuple[str, int, str], float] = {}
+        self.turned: dict[
+            str, float
+        ] = {}  # r of each gradient of a first batch that probes contradict, by name
         self.distances = self._cleared(list(self._distances()))
 
     @property
