@@ -124,10 +124,8 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
     spec = replace(setup(recipe), folder=folder / "run")
-    rehearsal, dtype = (
-        Rehearsal(spec, joined, options["ranks"], options["alone"]),
-        recipe.train.precision.dtype,
-    )
+    rehearsal = Rehearsal(spec, joined, options["ranks"], options["alone"])
+    dtype = recipe.train.precision.dtype
     if not rehearsal.is_alone:
         results = rehearsal.interrupted()
         if joined.is_main:
