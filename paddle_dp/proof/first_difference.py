@@ -21,7 +21,10 @@ from paddle_dp.proof.trace_files import Key, Sheet, key_of
 from paddle_dp.text import and_more, numbered
 
 Row = Mapping[str, Any]  # of a step on one side
-_LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
+_LAST = {  # the kinds that come last in a step, in this order, as sentences call them
+    "score": "score", "update": "update of", "frozen": "frozen weight", "statistic": "running statistic",
+    "buffer": "buffer", "state": "optimizer state",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,10 @@ class DifferenceSearch:
             gradients.sort(key=lambda quantity: -self._layer_position(quantity.name))
             yield from (self._gradient(step, here[quantity], gradients) for quantity in gradients)
             yield from self._unshared(step)
-            for kind in _LAST:
-                yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
+            for kind, label in _LAST.items():
+                for quantity in (quantity for quantity in here if quantity.kind == kind):
+                    sentence = f"step {step}: {label} {quantity.name} {self._description(here[quantity])}"
+                    yield FirstDifference(step, kind, quantity.name, sentence)
         for quantity, distance in bad.items():  # last: a step names the layer, where it differs, too
             if quantity.kind == "evaluation":
                 yield FirstDifference(quantity.step, "evaluation", quantity.name, self._evaluation(distance))
@@ -92,15 +97,11 @@ class DifferenceSearch:
         return self._order.get(layer, -1)
 
     def _evaluation(self, distance: QuantityDistance) -> str:
-        name = distance.quantity.name
-        if distance.missing:
-            description = diagnose.missing(distance.missing)
-        else:
-            key = key_of(*distance.quantity)
-            reference, candidate = (float(side.array(key)[0]) for side in self.comparison.sides)
-            description = f"is {candidate:.9g}, one process's {reference:.9g}"
-        moment = f"after step {distance.quantity.step}" if distance.quantity.step else "before the first step"
-        return f"{moment}: {name} of the held-out samples {description}, with the same weights"
+        _, step, name = distance.quantity
+        moment = f"after step {step}" if step else "before the first step"
+        return (
+            f"{moment}: {name} of the held-out samples {self._description(distance)}, with the same weights"
+        )
 
     def _samples(self, step: int, reference: Row, candidate: Row) -> Iterator[FirstDifference]:
         description = diagnose.samples(reference["read"][0][1], candidate["read"])
@@ -194,10 +195,9 @@ class DifferenceSearch:
     def _gradient(self, step: int, distance: QuantityDistance, all_of_them: Sequence[Key]) -> FirstDifference:
         quantity = distance.quantity
         more = and_more({other.name for other in all_of_them}, phrase=" (and of {} more parameters)")
-        description = self._gradient_sentence(distance)
         when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
-        sentence = f"{when}: gradient of {quantity.name} {description}{more}{self._uneven(step)}"
-        return FirstDifference(step, "gradient", quantity.name, sentence)
+        description = f"gradient of {quantity.name} {self._description(distance)}{more}{self._uneven(step)}"
+        return FirstDifference(step, "gradient", quantity.name, f"{when}: {description}")
 
     def _unshared(self, step: int) -> Iterator[FirstDifference]:
         """Weights that differ between ranks after an update."""
@@ -214,10 +214,22 @@ class DifferenceSearch:
             )
             yield FirstDifference(step, "update", weights[0].name, sentence)
 
-    def _gradient_sentence(self, distance: QuantityDistance) -> str:
+    def _description(self, distance: QuantityDistance) -> str:
+        key, kind = key_of(*distance.quantity), distance.quantity.kind
         if distance.missing:
             return diagnose.missing(distance.missing)
-        key, trace = key_of(*distance.quantity), self.comparison.candidate
+        if kind in ("gradient", "probe"):
+            return self._gradient_description(key)
+        if kind == "frozen":
+            return "has moved"
+        if kind == "evaluation":
+            reference, candidate = (float(side.array(key)[0]) for side in self.comparison.sides)
+            return f"is {candidate:.9g}, one process's {reference:.9g}"
+        c, rest = diagnose.factor(self.comparison.reference_array(key), self.comparison.candidate.array(key))
+        return diagnose.update(c, rest) if kind == "update" else _off_by(c, rest)
+
+    def _gradient_description(self, key: str) -> str:
+        trace = self.comparison.candidate
         reference, copies = self.comparison.reference.array(key), trace.copies(key)
         if copies and next(iter(copies.values())).shape == reference.shape:
             return diagnose.unequal_copies(
@@ -245,24 +257,6 @@ class DifferenceSearch:
             return ""
         description = diagnose.scaled(*next(iter(wrong.values())), self.degrees, cut=True)
         return f"{description}, in the slice of {numbered('rank', wrong)} only"
-
-    def _other(self, step: int, distance: QuantityDistance) -> FirstDifference:
-        kind, name = distance.quantity.kind, distance.quantity.name
-        labels = {
-            "update": "update of", "frozen": "frozen weight", "statistic": "running statistic", "buffer": "buffer",
-            "state": "optimizer state", "score": "score",
-        }  # fmt: skip
-        if distance.missing:
-            description = diagnose.missing(distance.missing)
-        elif kind == "frozen":
-            description = "has moved"
-        else:
-            key = key_of(*distance.quantity)
-            c, rest = diagnose.factor(
-                self.comparison.reference_array(key), self.comparison.candidate.array(key)
-            )
-            description = diagnose.update(c, rest) if kind == "update" else _off_by(c, rest)
-        return FirstDifference(step, kind, name, f"step {step}: {labels[kind]} {name} {description}")
 
 
 def _off_by(c: float, rest: float) -> str:
