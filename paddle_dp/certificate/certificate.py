@@ -197,8 +197,10 @@ def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:
 
 def data_digests(data: Mapping[str, Any]) -> Content:
     """{split: number of samples, their fingerprint (data.fingerprint), digest of the samples that are always read}."""
-    digests = {s: digest_of([facts["samples"], single_samples(facts["read"])]) for s, facts in data.items()}
-    return {split: {**facts, "digest": digests[split]} for split, facts in data.items()}
+    table = {}
+    for split, facts in data.items():
+        table[split] = {**facts, "digest": digest_of([facts["samples"], single_samples(facts["read"])])}
+    return table
 
 
 def versions(identity: RunSignature) -> dict[str, str]:

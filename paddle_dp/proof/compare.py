@@ -107,9 +107,8 @@ class TraceComparison:
         # The error that the ranks raised when they compared their weights.
         self.divergence: str | None = self.candidate.facts["divergence"]
         self._sizes: dict[tuple[str, int, str], float] = {}
-        self.turned: dict[
-            str, float
-        ] = {}  # r of each gradient of a first batch that probes contradict, by name
+        # By name: r of each gradient of a first batch that probes contradict.
+        self.turned: dict[str, float] = {}
         self.distances = self._cleared(list(self._distances()))
 
     @property
@@ -129,7 +128,11 @@ class TraceComparison:
     @cached_property
     def summaries(self) -> list[KindSummary]:
         by_kind = ((kind, self._kind_distances(kind)) for kind in KINDS)
-        return [KindSummary(kind, len(of), max(of, key=lambda d: d.r)) for kind, of in by_kind if of]
+        return [
+            KindSummary(kind, len(distances), max(distances, key=lambda distance: distance.r))
+            for kind, distances in by_kind
+            if distances
+        ]
 
     def _kind_distances(self, kind: str) -> list[QuantityDistance]:
         return [distance for distance in self.distances if distance.quantity.kind == kind]

@@ -102,7 +102,7 @@ def in_shares(model: nn.Layer, count: int) -> None:
             layer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
 
 
-def _in_shares(layer: Any, kind: Any, count: int, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
+def _in_shares(layer: Any, kind: Any, count: int, /, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
     """`kind.__call__`, hooks included, once per share: so each share's gradient is rounded, like a rank's."""
     bounds = [cut(x.shape[0], index, count) for index in range(count)]
     outputs = [kind.__call__(layer, x[a:b], *more, **named) for a, b in bounds if b > a]

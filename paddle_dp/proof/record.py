@@ -243,7 +243,9 @@ class ProofRecorder:
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placed.placements
-        slice_indices = {n: placements.placement_of(tensor, p).slice_index for n, tensor, p in placed_tensors}
+        slice_indices = {
+            name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
+        }
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
         for (name, slice_index), groups in differing_copies(self.mesh.gather(rows)).items():
