@@ -10,17 +10,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import QuantityDistance, TraceComparison
 from paddle_dp.proof.tolerance import LARGEST_R, is_same, ratio
-from paddle_dp.proof.trace_files import Key, Sheet, key_of
+from paddle_dp.proof.trace_files import Key, Row, Sheet, key_of
 from paddle_dp.text import and_more, numbered
 
-Row = Mapping[str, Any]  # of a step on one side
 _LAST = {  # the kinds that come last in a step, in this order, as sentences call them
     "score": "score", "update": "update of", "frozen": "frozen weight", "statistic": "running statistic",
     "buffer": "buffer", "state": "optimizer state",

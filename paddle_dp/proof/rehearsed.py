@@ -12,14 +12,13 @@ import numpy as np
 
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.tolerance import EPS, LARGEST_R, least_of_a_score, unit_of
-from paddle_dp.proof.trace_files import SCORE
+from paddle_dp.proof.trace_files import SCORE, Row
 from paddle_dp.text import and_more
 
 EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
 READ = 2  # ranks read the numbers of every second step
 EPOCH = 3  # global batches
 EXACT_MEANS = ("samples", "loss", "ema_loss")  # numbers of an evaluation that no two tied classes change
-Row = dict[str, Any]  # of a step on one side
 NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
 }  # fmt: skip

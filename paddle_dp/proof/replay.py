@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import paddle
@@ -27,10 +26,9 @@ from paddle_dp.core import gradients
 from paddle_dp.core.optimizer import bound_of
 from paddle_dp.learner import Learner
 from paddle_dp.proof.record import ProofRecorder, Put
-from paddle_dp.proof.trace_files import REPLAYED, Key, SheetWriter, Trace, key_of
+from paddle_dp.proof.trace_files import REPLAYED, Key, Row, SheetWriter, Trace, key_of
 
 NAME = "rehearsal"  # of the trace
-Rows = list[dict[str, Any]]
 
 
 @contextmanager
@@ -71,7 +69,7 @@ class GradientFollower:
         square = np.square(gradient - other).sum() if gradient.shape == other.shape else np.inf
         self._squares[Key.read(key).step] += float(square)
 
-    def add_distances(self, rows: Rows) -> None:
+    def add_distances(self, rows: list[Row]) -> None:
         """Adds to a finished run's rows `apart`, the distance of its gradients, and to the first run's rows `rounded`,
         the bound of the ranks' rounding. Both are 2-norms over the model."""
         if self._is_first:

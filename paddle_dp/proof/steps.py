@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,9 +21,7 @@ from paddle_dp.proof.tolerance import (
     undetermined,
     unit_of,
 )
-from paddle_dp.proof.trace_files import SCORE, Key, Trace, key_of, number_key, numbers_of
-
-Row = Mapping[str, Any]  # of a step on one side
+from paddle_dp.proof.trace_files import SCORE, Key, Row, Trace, key_of, number_key, numbers_of
 
 
 @dataclass(frozen=True, kw_only=True)

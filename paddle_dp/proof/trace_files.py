@@ -20,6 +20,7 @@ import numpy as np
 from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
 
 Arrays = Mapping[str, np.ndarray]
+Row = dict[str, Any]  # the numbers of a step on one side, by name
 # The kinds that one process computes again from the ranks' gradients (proof.replay).
 REPLAYED = ("update", "state")
 SCORE = "score "  # begins the names of scores in a step's row
@@ -44,7 +45,7 @@ def key_of(kind: str, step: int, name: str) -> str:
     return f"{kind}|{step}|{name}"
 
 
-def numbers_of(row: Mapping[str, Any]) -> list[str]:
+def numbers_of(row: Row) -> list[str]:
     """The names of the compared numbers in a step's row: `loss`, `gradient_norm`, `score NAME`; [] if not read."""
     names = [name for name in row if name in ("loss", "gradient_norm") or name.startswith(SCORE)]
     return [name for name in names if row[name] is not None]
