@@ -24,31 +24,9 @@ from paddle_dp.launch.steady import open_standard_files
 
 # In the order of --help.
 VERBS = (
-    train,
-    sweep,
-    why,
-    report,
-    compare,
-    evaluate,
-    verify,
-    audit,
-    certificate,
-    merge,
-    generate,
-    predict,
-    export,
-    launch,
-    cluster,
-    dashboard,
-    parts,
-    check,
-    plan,
-    scale,
-    new,
-    import_,
-    doctor,
-    schema,
-)
+    train, sweep, why, report, compare, evaluate, verify, audit, certificate, merge, generate, predict, export, launch,
+    cluster, dashboard, parts, check, plan, scale, new, import_, doctor, schema,
+)  # fmt: skip
 
 # Errors of a path that was given, not of this program.
 _PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)

@@ -78,20 +78,20 @@ def _meaning(option: Any) -> str:
     return f"{option.help} [default: {value!r}]" if " " in value else f"{option.help} [default: {value}]"
 
 
-def _show(command: Any, context: Any) -> None:
-    console = Console()
-    console.print(page(command, context), width=min(console.width, WIDEST))
+class _Page:
+    """A command whose `--help` is a page."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        console = Console()
+        console.print(page(self, ctx), width=min(console.width, WIDEST))
 
 
-class Verb(TyperCommand):
+class Verb(_Page, TyperCommand):
     """One verb of `paddle-dp`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         foreign = ["[ARGUMENTS]..."] if self.context_settings.get("allow_extra_args") else []
         return [*usage(self.get_params(ctx)), *foreign]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses; for an option of another launcher or command line, the error names ours."""
@@ -104,14 +104,11 @@ class Verb(TyperCommand):
             raise
 
 
-class Verbs(TyperGroup):
+class Verbs(_Page, TyperGroup):
     """`paddle-dp` itself."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return ["[OPTIONS]", "COMMAND", "[ARGS]..."]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _show(self, ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolves a verb; for a verb of another command line, the error names ours."""

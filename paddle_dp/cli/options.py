@@ -23,84 +23,81 @@ def at_hand(recipe: Path) -> Path:
     return shipped.at_hand(recipe)
 
 
+def argument(metavar: str, text: str, **settings: Any) -> Any:
+    """An argument with its help; `settings` are Typer's."""
+    return typer.Argument(metavar=metavar, help=text, **settings)
+
+
+def option(metavar: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option with a value, and its help; `names`: if they are not the parameter's; `settings` are Typer's."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option that is on or off, with its help."""
+    return typer.Option(*names, help=text)
+
+
 def folder_option(text: str, metavar: str = "DIR") -> Any:
-    """Returns --output-dir; ~ in it is the home folder, which shells do not write into --output-dir=~/runs."""
-    return typer.Option(
-        "--output-dir", "--out", metavar=metavar, help=text,
-        callback=lambda folder: folder and Path(os.path.expanduser(folder)),
-    )  # fmt: skip
+    """--output-dir; ~ in it is the home folder, which shells do not write into --output-dir=~/runs."""
+
+    def expanded(folder: Path | None) -> Path | None:
+        return folder and Path(os.path.expanduser(folder))
+
+    return option(metavar, text, "--output-dir", "--out", callback=expanded)
 
 
 RecipeFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A recipe, such as configs/digits_mlp.yaml, or a shipped one's name.",
-        callback=at_hand,
+    argument(
+        "RECIPE", "A recipe, such as configs/digits_mlp.yaml, or a shipped one's name.", callback=at_hand
     ),
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings in place of the recipe's: train.batch=64"),
+    list[str] | None, argument("KEY=VALUE", "Settings in place of the recipe's: train.batch=64")
 ]
 Ranks = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Processes on each node; without it, one for each visible GPU, or one."),
+    int | None, option("N", "Processes on each node; without it, one for each visible GPU, or one.")
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(
-        metavar="0,1,…",
-        help="These GPUs or other devices: a process for each, or one for all of them (strategy replicas).",
+    option(
+        "0,1,…",
+        "These GPUs or other devices: a process for each, or one for all of them (strategy replicas).",
     ),
 ]
 RanksOrSpan = Annotated[
     str | None,
-    typer.Option(
-        metavar="N|MIN:MAX",
-        help="Processes on each node; without it, one for each visible GPU, or one. MIN:MAX: as many as can be had.",
+    option(
+        "N|MIN:MAX",
+        "Processes on each node; without it, one for each visible GPU, or one. MIN:MAX: as many as can be had.",
     ),
 ]
 _AUTO = "auto: as Slurm, MPI, Kubernetes, Volcano or PaddleJob say."
-Nodes = Annotated[
-    str | None, typer.Option(metavar="N|auto", help=f"Machines; run the command on each of them. {_AUTO}")
-]
+Nodes = Annotated[str | None, option("N|auto", f"Machines; run the command on each of them. {_AUTO}")]
 NodesOrSpan = Annotated[
     str | None,
-    typer.Option(
-        metavar="N|MIN:MAX|auto",
-        help=f"Machines; run the command on each of them. MIN:MAX: continue with fewer while others are lost. {_AUTO}",
+    option(
+        "N|MIN:MAX|auto",
+        f"Machines; run the command on each of them. MIN:MAX: continue with fewer while others are lost. {_AUTO}",
     ),
 ]
-Master = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")
-]
-NodeRank = Annotated[int | None, typer.Option(metavar="R", help="Which node this is, from 0.")]
+Master = Annotated[str | None, option("HOST:PORT", "Where the nodes meet: an address of node 0.")]
+NodeRank = Annotated[int | None, option("R", "Which node this is, from 0.")]
 OutputDir = Annotated[Path | None, folder_option("The run's folder, in place of runs/<name>.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
+RunFolder = Annotated[Path, argument("RUN", "A run's folder, such as runs/digits_mlp.")]
+Json = Annotated[bool, flag("Print one JSON object instead of lines.", "--json")]
 Link = Annotated[
     str | None,
-    typer.Option(
-        metavar="SPEED",
-        help="The network of one machine, all its cards together: '800 Gbit/s'; plan takes a DGX's without it.",
+    option(
+        "SPEED",
+        "The network of one machine, all its cards together: '800 Gbit/s'; plan takes a DGX's without it.",
     ),
 ]
-Measured = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Take the rates that `scale --probe FILE` has measured.")
-]
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw it to a .png file, with error bars.")
-]
-Checkpoint = Annotated[str, typer.Option(metavar="CHECKPOINT", help="newest, best, a step or a path.")]
-Averaged = Annotated[
-    bool, typer.Option("--ema", help="The averages of the weights (recipe: ema) in their place.")
-]
-
-
-def averaged(ema: bool) -> dict[str, bool]:
-    """Returns the job's options for --ema."""
-    return {"ema": True} if ema else {}
+Measured = Annotated[Path | None, option("FILE", "Take the rates that `scale --probe FILE` has measured.")]
+Picture = Annotated[Path | None, option("FILE", "Draw it to a .png file, with error bars.")]
+Checkpoint = Annotated[str, option("CHECKPOINT", "newest, best, a step or a path.")]
+Averaged = Annotated[bool, flag("The averages of the weights (recipe: ema) in their place.", "--ema")]
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paddle_dp.cli.options import Overrides, RecipeFile, RunFolder
+from paddle_dp.cli.options import Overrides, RecipeFile, RunFolder, argument, flag, option
 from paddle_dp.errors import PaddleDPError
 
 NOT_RUN = 4  # as proof.sides
@@ -18,18 +18,17 @@ UNEXPECTED = 70  # as EX_SOFTWARE of sysexits.h: an error of the program, which 
 def verify(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to compare with one.")] = 2,
-    steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's steps.")] = 8,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    ranks: Annotated[int, option("N", "Processes to compare with one.")] = 2,
+    steps: Annotated[int, option("K", "How many of the recipe's steps.")] = 8,
+    json: Annotated[bool, flag("Print one JSON object instead of tables.", "--json")] = False,
     rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, two more epochs and a resume."),
+        bool, flag("Also an evaluation, a checkpoint, two more epochs and a resume.", "--rehearse")
     ] = False,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="STEP|CHECKPOINT",
-            help="Compare the steps after a checkpoint: a path, or the newest of the recipe's run up to STEP.",
+        option(
+            "STEP|CHECKPOINT",
+            "Compare the steps after a checkpoint: a path, or the newest of the recipe's run up to STEP.",
         ),
     ] = None,
 ) -> None:
@@ -69,17 +68,11 @@ def verify(
 
 def audit(
     context: typer.Context,
-    script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
-    ],
-    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to run it on.")] = 2,
-    steps: Annotated[
-        int, typer.Option(metavar="K", help="Updates to watch in each of the first two epochs.")
-    ] = 3,
-    patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="End the script when it does nothing for so long.")
-    ] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    script: Annotated[Path, argument("SCRIPT", "Any script for paddle.distributed.launch.")],
+    ranks: Annotated[int, option("N", "Processes to run it on.")] = 2,
+    steps: Annotated[int, option("K", "Updates to watch in each of the first two epochs.")] = 3,
+    patience: Annotated[float, option("SECONDS", "End the script when it does nothing for so long.")] = 120.0,
+    as_json: Annotated[bool, flag("Print the report as JSON.", "--json")] = False,
 ) -> None:
     """Run a script that knows nothing of paddle_dp on N ranks and report its silent mistakes.
 
@@ -96,17 +89,10 @@ def audit(
 def certificate(
     run: RunFolder,
     replay: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Train N intervals between checkpoints again; of many, evenly spread."
-        ),
+        int, option("N", "Train N intervals between checkpoints again; of many, evenly spread.", min=0)
     ] = 0,
-    step: Annotated[
-        int | None, typer.Option(metavar="STEP", min=1, help="Train again up to this update.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="No more updates of an interval than K.")
-    ] = None,
+    step: Annotated[int | None, option("STEP", "Train again up to this update.", min=1)] = None,
+    steps: Annotated[int | None, option("K", "No more updates of an interval than K.", min=1)] = None,
 ) -> None:
     """Show a run's certificate, check its checkpoints against it, and train parts of the run again on one process.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from paddle_dp.cli.options import (
+from paddle_dp.cli.options import (  # fmt: skip
     Json,
     Link,
     Master,
@@ -22,13 +22,16 @@ from paddle_dp.cli.options import (
     Overrides,
     Picture,
     RecipeFile,
+    argument,
     check_file,
+    flag,
     folder_option,
     node_options,
+    option,
     quantity,
     recipes_and_settings,
     write_picture,
-)  # fmt: skip
+)
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Bytes, Duration, LinkSpeed
 
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 
 
 def parts(
-    shelf: Annotated[str | None, typer.Argument(metavar="SHELF", help="models, datasets, losses, …")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One part of the shelf.")] = None,
+    shelf: Annotated[str | None, argument("SHELF", "models, datasets, losses, …")] = None,
+    name: Annotated[str | None, argument("NAME", "One part of the shelf.")] = None,
 ) -> None:
     """List the shelves, the parts of one shelf with their settings, or one part."""
     from rich.console import Console
@@ -52,31 +55,21 @@ def parts(
 
 def check(
     arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
+        list[str], argument("RECIPE… [KEY=VALUE…]", "Recipes to check, and other settings.")
     ],
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Also print a rank's memory and traffic on N ranks.")
-    ] = None,
-    build: Annotated[
-        int | None, typer.Option(metavar="RANK", help="Also build the share of this rank of --ranks.")
-    ] = None,
+    ranks: Annotated[int | None, option("N", "Also print a rank's memory and traffic on N ranks.")] = None,
+    build: Annotated[int | None, option("RANK", "Also build the share of this rank of --ranks.")] = None,
     link: Annotated[
-        str | None,
-        typer.Option(metavar="SPEED", help="Also print how long a step's exchange takes: '10 Gbit/s'."),
+        str | None, option("SPEED", "Also print how long a step's exchange takes: '10 Gbit/s'.")
     ] = None,
     compute: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Also print the shortest step for this compute time: '60 ms'."),
+        str | None, option("TIME", "Also print the shortest step for this compute time: '60 ms'.")
     ] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Also print from how many ranks on each fits into so much: '80 GB'."
-        ),
+        str | None, option("SIZE", "Also print from how many ranks on each fits into so much: '80 GB'.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Open the data, and run the model on its first samples.")
+        bool, flag("Open the data, and run the model on its first samples.", "--run/--no-run")
     ] = True,
 ) -> None:
     """Check recipes without starting a training: every mistake with its file and line; and plan the share of each rank.
@@ -123,9 +116,9 @@ def _forecast(
 ) -> Callable[[Recipe, Path], Iterator[str]] | None:
     """Returns the function for the lines that `check --ranks` and `--memory` add to a recipe's; None without both.
     `on`: the recipe in a file on so many ranks."""
-    for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
+    for name, value in (("--build", build), ("--link", link), ("--compute", compute)):
         if value is not None and ranks is None:
-            raise UsageError(f"{option} {value} needs --ranks N: how many ranks there are.")
+            raise UsageError(f"{name} {value} needs --ranks N: how many ranks there are.")
     if memory is not None:
         from paddle_dp.launch.silence import import_paddle
 
@@ -161,28 +154,23 @@ def plan(
     recipe: RecipeFile,
     overrides: Overrides = None,
     ranks: Annotated[
-        str, typer.Option(metavar="N|MIN..MAX", help="Cards: 64; several: 8,12,16; 1..64: 1, 2, 4 … 64.")
+        str, option("N|MIN..MAX", "Cards: 64; several: 8,12,16; 1..64: 1, 2, 4 … 64.")
     ] = "1..64",
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16; a100-80 without it.",
+        option(
+            "DEVICE", "a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16; a100-80 without it."
         ),
     ] = None,
     measured: Measured = None,
     link: Link = None,
-    node: Annotated[int | None, typer.Option(metavar="N", help="Cards in a node; 8 without it.")] = None,
-    price: Annotated[str | None, typer.Option(metavar="P", help="Of one card for one hour.")] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the recipe of the layout marked → there.")
-    ] = None,
+    node: Annotated[int | None, option("N", "Cards in a node; 8 without it.")] = None,
+    price: Annotated[str | None, option("P", "Of one card for one hour.")] = None,
+    write: Annotated[Path | None, option("DIR", "Write the recipe of the layout marked → there.")] = None,
     png: Picture = None,
     try_: Annotated[
         int | None,
-        typer.Option(
-            "--try", metavar="N", help="Train the first N layouts here for some steps, and say who was right."
-        ),
+        option("N", "Train the first N layouts here for some steps, and say who was right.", "--try"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -264,12 +252,8 @@ def _positive(option: str, number: int) -> int:
 
 
 def new(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the copies go: DIR/configs, DIR/models.")
-    ],
-    recipe: Annotated[
-        str, typer.Option(metavar="NAME", help="Which shipped recipe to begin from.")
-    ] = "digits_mlp",
+    folder: Annotated[Path, argument("DIR", "Where the copies go: DIR/configs, DIR/models.")],
+    recipe: Annotated[str, option("NAME", "Which shipped recipe to begin from.")] = "digits_mlp",
 ) -> None:
     """Copy a shipped recipe and its model into your folder, to begin from."""
     from paddle_dp.recipe import shipped
@@ -281,26 +265,18 @@ def new(
 
 
 def import_(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="YAML, JSON, training_args.bin, or a script with options.")
-    ],
+    file: Annotated[Path, argument("FILE", "YAML, JSON, training_args.bin, or a script with options.")],
     ranks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="For how many cards it is written: its batch size is for one."),
+        int | None, option("N", "For how many cards it is written: its batch size is for one.")
     ] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="The folder of the language model's config.json, if FILE names none."
-        ),
+        Path | None, option("FOLDER", "The folder of the language model's config.json, if FILE names none.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="RECIPE", help="The recipe to write; NAME.yaml here without it."),
+        Path | None, option("RECIPE", "The recipe to write; NAME.yaml here without it.", "--out")
     ] = None,
     strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Write nothing if a key that changes the training has no counterpart."),
+        bool, flag("Write nothing if a key that changes the training has no counterpart.", "--strict")
     ] = False,
 ) -> None:
     """Make a recipe of a training of PaddleClas, PaddleNLP, PaddleFormers or Hugging Face's Trainer, key by key.
@@ -319,9 +295,8 @@ import_.__name__ = "import"  # the verb's name, which Python allows no function
 def doctor(
     ranks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Processes that are to run on this machine; without it 2, with --prove one for each device.",
+        option(
+            "N", "Processes that are to run on this machine; without it 2, with --prove one for each device."
         ),
     ] = None,
     nodes: Nodes = None,
@@ -336,15 +311,13 @@ def doctor(
     json: Json = False,
     prove: Annotated[
         bool,
-        typer.Option(
-            "--prove",
-            help="Prove layouts, precisions and a resume on this machine's devices, measure speed and memory, and "
+        flag(
+            "Prove layouts, precisions and a resume on this machine's devices, measure speed and memory, and "
             "write a file to send (docs/gpus.md).",
+            "--prove",
         ),
     ] = False,
-    minutes: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="The most time for --prove; 30 without it.")
-    ] = None,
+    minutes: Annotated[float | None, option("MINUTES", "The most time for --prove; 30 without it.")] = None,
 ) -> None:
     """Examine this machine: Paddle, devices, memory, disk, network, and a real exchange between ranks.
 

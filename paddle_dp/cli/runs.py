@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paddle_dp.cli.options import Averaged, Checkpoint, Json, RunFolder, averaged, require
+from paddle_dp.cli.options import Averaged, Checkpoint, Json, RunFolder, argument, flag, option, require
 from paddle_dp.cli.training import NO_TRAINING, start
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
@@ -72,10 +72,7 @@ def _last(run: Path) -> dict[str, Any]:
     return measurement
 
 
-def why(
-    run: RunFolder,
-    json: Json = False,
-) -> None:
+def why(run: RunFolder, json: Json = False) -> None:
     """Show where the time of a run's steps goes, on each rank, and ways to make them shorter.
 
     A run that was restarted shows its goodput first: the share of its wall time in updates that count. A run whose
@@ -100,10 +97,9 @@ def report(run: RunFolder) -> None:
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Folders of two runs or more.")],
+    runs: Annotated[list[Path], argument("RUNS…", "Folders of two runs or more.")],
     html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write a page with curves to this file."),
+        Path | None, option("FILE", "Also write a page with curves to this file.", "--html")
     ] = None,
 ) -> None:
     """Compare runs: the settings that differ, final and best scores, and with --html their curves.
@@ -129,8 +125,8 @@ def compare(
 
 
 def dashboard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or the folder of all runs.")],
-    port: Annotated[int, typer.Option(metavar="PORT", help="Where it listens, on 127.0.0.1.")] = 8040,
+    folder: Annotated[Path, argument("DIR", "A run's folder, or the folder of all runs.")],
+    port: Annotated[int, option("PORT", "Where it listens, on 127.0.0.1.")] = 8040,
 ) -> None:
     """Show runs in the browser with VisualDL, on this machine only."""
     from paddle_dp.launch import dashboard
@@ -156,13 +152,11 @@ def ask(entry_point: str, run: Path, options: Mapping[str, Any], overrides: tupl
 
 
 def merge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    run: Annotated[Path, argument("RUN", "A run's folder, or a checkpoint's.")],
+    out: Annotated[Path, option("FILE", "The file to write.", "--out", "-o")],
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write only the adapter of a run that has one.")
-    ] = False,
+    adapter: Annotated[bool, flag("Write only the adapter of a run that has one.", "--adapter")] = False,
 ) -> None:
     """Write a checkpoint of any layout as one safetensors file: the plain one-process model.
 
@@ -179,20 +173,16 @@ def merge(
         typer.echo(f"{out}: {checkpoints.merge(source, out, ema=ema)} tensors of {source}")
         return
     folder = source.resolve().parent.parent
-    ask("merge", folder, {"to": str(out), "checkpoint": str(source), **averaged(ema)}, PLAIN)
+    ask("merge", folder, {"to": str(out), "checkpoint": str(source), "ema": ema}, PLAIN)
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(metavar="N", min=0, help="How many tokens to write.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", min=0.0, help="0: the likeliest token; 1: as learned.")
-    ] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="Draw from the K likeliest only.")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equally.")] = 0,
+    run: Annotated[Path, argument("RUN", "A language model's run: runs/gpt_single.")],
+    prompt: Annotated[str, option("TEXT", "The text to continue.")] = "def ",
+    tokens: Annotated[int, option("N", "How many tokens to write.", min=0)] = 200,
+    temperature: Annotated[float, option("T", "0: the likeliest token; 1: as learned.", min=0.0)] = 0.8,
+    top_k: Annotated[int | None, option("K", "Draw from the K likeliest only.", min=1)] = None,
+    seed: Annotated[int, option("N", "Equal seeds draw equally.")] = 0,
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
 ) -> None:
@@ -208,7 +198,7 @@ def generate(
         "top_k": top_k,
         "seed": seed,
         "checkpoint": checkpoint,
-        **averaged(ema),
+        "ema": ema,
     }
     ask("generate", run, options, ("strategy.use=single",))
 
@@ -216,18 +206,14 @@ def generate(
 def predict(
     run: RunFolder,
     files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILES", help="Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders."
-        ),
+        list[str], argument("FILES", "Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders.")
     ],
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="How many classes to show.")] = 3,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with all outputs.")] = False,
+    top: Annotated[int, option("K", "How many classes to show.", min=1)] = 3,
+    as_csv: Annotated[bool, flag("Print a table with all outputs.", "--csv")] = False,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Also write all outputs to this .npz file."),
+        Path | None, option("FILE", "Also write all outputs to this .npz file.", "--out", "-o")
     ] = None,
 ) -> None:
     """Give files to a run's model: classes with probabilities, the loss of a text, or plain outputs.
@@ -238,7 +224,7 @@ def predict(
     options = {
         "files": files,
         "checkpoint": checkpoint,
-        **averaged(ema),
+        "ema": ema,
         "top": top,
         "csv": as_csv,
         "out": None if out is None else str(out if out.suffix else out.with_suffix(".npz")),
@@ -248,21 +234,16 @@ def predict(
 
 def export(
     run: RunFolder,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Where to; by default RUN/export.", "--out", "-o")] = None,
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
+    onnx: Annotated[bool, flag("Also write model.onnx, through paddle2onnx.", "--onnx")] = False,
     hf: Annotated[
         Path | None,
-        typer.Option(
-            "--hf", metavar="DIR", help="Instead write weights for Hugging Face transformers, or torchvision."
-        ),
+        option("DIR", "Instead write weights for Hugging Face transformers, or torchvision.", "--hf"),
     ] = None,
     adapter: Annotated[
-        bool,
-        typer.Option("--adapter", help="With --hf: write only the adapter of a run that has one, for PEFT."),
+        bool, flag("With --hf: write only the adapter of a run that has one, for PEFT.", "--adapter")
     ] = False,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
@@ -277,7 +258,7 @@ def export(
     options = {
         "to": str(target) if (target := hf or out) else None,
         "checkpoint": checkpoint,
-        **averaged(ema),
+        "ema": ema,
         "onnx": onnx,
         "adapter": adapter,
     }

@@ -6,9 +6,7 @@ import json as json_text
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from paddle_dp.cli.options import (
+from paddle_dp.cli.options import (  # fmt: skip
     Json,
     Link,
     Measured,
@@ -16,9 +14,10 @@ from paddle_dp.cli.options import (
     Picture,
     RecipeFile,
     check_file,
+    option,
     quantity,
     write_picture,
-)  # fmt: skip
+)
 from paddle_dp.errors import UsageError
 from paddle_dp.units import LinkSpeed
 
@@ -27,21 +26,17 @@ def scale(
     recipe: RecipeFile,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Ranks of this machine that are measured together; 2 without it."),
+        int | None, option("N", "Ranks of this machine that are measured together; 2 without it.")
     ] = None,
-    last: Annotated[int, typer.Option("--to", metavar="N", help="The most ranks that are foretold.")] = 64,
+    last: Annotated[int, option("N", "The most ranks that are foretold.", "--to")] = 64,
     link: Link = None,
     measured: Measured = None,
     probe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Only measure this machine's rates, and write them for `plan --measured FILE`.",
-        ),
+        option("FILE", "Only measure this machine's rates, and write them for `plan --measured FILE`."),
     ] = None,
     png: Picture = None,
-    minutes: Annotated[float, typer.Option(metavar="MINUTES", help="The most time for all of it.")] = 5.0,
+    minutes: Annotated[float, option("MINUTES", "The most time for all of it.")] = 5.0,
     json: Json = False,
 ) -> None:
     """Measure this machine and a few steps on 1 rank and on 2; tell what up to 64 ranks would give, with bars.

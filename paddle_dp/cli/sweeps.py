@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paddle_dp.cli.options import OutputDir, RecipeFile, require
+from paddle_dp.cli.options import OutputDir, RecipeFile, argument, flag, option, require
 
 if TYPE_CHECKING:
     from paddle_dp.sweep.request import SweepPlan
@@ -17,44 +17,35 @@ def sweep(
     recipe: RecipeFile,
     axes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="KEY=VALUES…",
-            help="Settings to search: KEY=[a, b], uniform(a, b), loguniform(a, b), int(a, b) or logint(a, b). A plain "
+        argument(
+            "KEY=VALUES…",
+            "Settings to search: KEY=[a, b], uniform(a, b), loguniform(a, b), int(a, b) or logint(a, b). A plain "
             "KEY=VALUE is for all trials.",
         ),
     ],
-    trials: Annotated[
-        int, typer.Option(metavar="N", help="Trainings in all; fewer if there are fewer settings.")
-    ] = 20,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Trials at a time.")] = 1,
-    ranks: Annotated[int, typer.Option(metavar="N", help="Processes of each trial.")] = 1,
+    trials: Annotated[int, option("N", "Trainings in all; fewer if there are fewer settings.")] = 20,
+    jobs: Annotated[int, option("N", "Trials at a time.")] = 1,
+    ranks: Annotated[int, option("N", "Processes of each trial.")] = 1,
     score: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="The number of the evaluations to improve, such as acc1 or loss; without it, "
+        option(
+            "NAME",
+            "The number of the evaluations to improve, such as acc1 or loss; without it, "
             "callbacks.checkpoint.best.",
         ),
     ] = "",
     search: Annotated[
-        str,
-        typer.Option(metavar="tpe|random", help="How settings are drawn: from the results, or at random."),
+        str, option("tpe|random", "How settings are drawn: from the results, or at random.")
     ] = "tpe",
     prune: Annotated[
-        str,
-        typer.Option(
-            metavar="median|none", help="End a trial early that is worse than the median of others, or none."
-        ),
+        str, option("median|none", "End a trial early that is worse than the median of others, or none.")
     ] = "median",
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equal settings.")] = 0,
+    seed: Annotated[int, option("N", "Equal seeds draw equal settings.")] = 0,
     ray: Annotated[
-        bool,
-        typer.Option("--ray", help="Trials on the machines of a Ray cluster that share this folder's path."),
+        bool, flag("Trials on the machines of a Ray cluster that share this folder's path.", "--ray")
     ] = False,
     output_dir: OutputDir = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a sweep that was stopped or killed.")
-    ] = False,
+    resume: Annotated[bool, flag("Go on with a sweep that was stopped or killed.", "--resume")] = False,
 ) -> None:
     """Train a recipe under many settings, and compare the trials (docs/how-to/sweep.md).
 

@@ -24,10 +24,12 @@ from paddle_dp.cli.options import (
     RanksOrSpan,
     RecipeFile,
     RunFolder,
-    averaged,
+    argument,
+    flag,
     folder_option,
     node_options,
     numbers,
+    option,
     span,
     split_by_comma,
 )
@@ -75,44 +77,39 @@ def train(
     output_dir: OutputDir = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="[CHECKPOINT]",
-            help="Continue from the newest checkpoint, or from this one: best, a step or a path.",
+        option(
+            "[CHECKPOINT]", "Continue from the newest checkpoint, or from this one: best, a step or a path."
         ),
     ] = None,
     restarts: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Start again after a failure, from the newest good checkpoint: N times, and N times anew after each "
+        option(
+            "N",
+            "Start again after a failure, from the newest good checkpoint: N times, and N times anew after each "
             "new checkpoint (docs/reliability.md).",
         ),
     ] = 0,
     spares: Annotated[
         bool,
-        typer.Option(
-            "--spares",
-            help="With --restarts: processes that have imported Paddle wait for a restart, for CPU ranks of one "
+        flag(
+            "With --restarts: processes that have imported Paddle wait for a restart, for CPU ranks of one "
             "machine. The callback memory_checkpoint saves steps, too (docs/reliability.md).",
+            "--spares",
         ),
     ] = False,
     accept: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY,…",
-            help="Settings that may differ at --resume: loss,optimizer.clip (docs/checks.md).",
-        ),
+        option("KEY,…", "Settings that may differ at --resume: loss,optimizer.clip (docs/checks.md)."),
     ] = None,
     why: Annotated[
-        bool,
-        typer.Option("--why", help="Show where the time of the steps goes, and ways to make them shorter."),
+        bool, flag("Show where the time of the steps goes, and ways to make them shorter.", "--why")
     ] = False,
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify",
-            help="First compare the ranks with one process (paddle-dp verify); do not train if they differ, or if "
+        flag(
+            "First compare the ranks with one process (paddle-dp verify); do not train if they differ, or if "
             "the comparison fails.",
+            "--verify",
         ),
     ] = False,
 ) -> None:
@@ -203,18 +200,16 @@ def evaluate(
             ranks=ranks,
             devices=numbers(devices),
             output_dir=run,
-            extra={"checkpoint": checkpoint, **averaged(ema)},
+            extra={"checkpoint": checkpoint, "ema": ema},
         )
     )
 
 
 def launch(
     context: typer.Context,
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
-    ],
+    script: Annotated[str, argument("SCRIPT", "Any script for paddle.distributed.launch.")],
     as_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as for python -m.")
+        bool, flag("SCRIPT is a module's name, as for python -m.", "-m", "--module")
     ] = False,
     ranks: Ranks = None,
     devices: Devices = None,
@@ -224,14 +219,12 @@ def launch(
     output_dir: Annotated[
         Path | None, folder_option("Where logs go, in place of runs/<script>.launch.")
     ] = None,
-    restarts: Annotated[
-        int, typer.Option(metavar="N", help="Start the script again after a failure, N times at most.")
-    ] = 0,
+    restarts: Annotated[int, option("N", "Start the script again after a failure, N times at most.")] = 0,
     cpu_bridge: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "On CPUs: fleet's hybrid layouts over gloo (paddle_dp.gloo), with the script unchanged.",
             "--cpu-bridge",
-            help="On CPUs: fleet's hybrid layouts over gloo (paddle_dp.gloo), with the script unchanged.",
         ),
     ] = False,
 ) -> None:
@@ -268,46 +261,33 @@ def launch(
 
 
 def cluster(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="slurm, kubernetes, jobset or volcano.")],
+    engine: Annotated[str, argument("ENGINE", "slurm, kubernetes, jobset or volcano.")],
     recipe: RecipeFile,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Machines, up to 64.")] = 1,
+    nodes: Annotated[int, option("N", "Machines, up to 64.")] = 1,
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes on each; by default one for each GPU, or one.")
+        int | None, option("N", "Processes on each; by default one for each GPU, or one.")
     ] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each machine.")] = 0,
+    gpus: Annotated[int, option("N", "GPUs of each machine.")] = 0,
     cpus: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Processors of each machine; by default 4 for each GPU, or one for each process.",
-        ),
+        option("N", "Processors of each machine; by default 4 for each GPU, or one for each process."),
     ] = None,
     memory: Annotated[
         str,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory of each machine, such as 64Gi; a pod's is 16Gi without it, and for each GPU.",
-        ),
+        option("SIZE", "Memory of each machine, such as 64Gi; a pod's is 16Gi without it, and for each GPU."),
     ] = "",
     time: Annotated[
-        str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn, two minutes or more.")
+        str, option("HH:MM:SS", "Slurm's time limit of a turn, two minutes or more.")
     ] = "04:00:00",
     output_dir: OutputDir = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The job's; by default the recipe's.")
-    ] = None,
+    name: Annotated[str | None, option("NAME", "The job's; by default the recipe's.")] = None,
     image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="The container's image; .devcontainer has a Containerfile.")
+        str, option("IMAGE", "The container's image; .devcontainer has a Containerfile.")
     ] = "REGISTRY/paddle-dp:latest",
-    claim: Annotated[
-        str, typer.Option(metavar="NAME", help="The volume claim of the run's folder.")
-    ] = "runs",
+    claim: Annotated[str, option("NAME", "The volume claim of the run's folder.")] = "runs",
     restarts: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Restarts after a lost pod (train --restarts), by default 3; not for Slurm."
-        ),
+        int | None, option("N", "Restarts after a lost pod (train --restarts), by default 3; not for Slurm.")
     ] = None,
 ) -> None:
     """Print a script or manifest that runs a recipe on a cluster: redirect it into a file, read it, submit it.

@@ -54,10 +54,7 @@ def prove(
     ranks = ranks or min(len(here.devices), MOST_RANKS) or CPU_RANKS
     check_ranks(ranks)
     kind = here.kind if len(here.devices) >= ranks else "cpu"
-    with (
-        handled_signals((signal.SIGINT,), raise_ended),
-        scratch_folder("paddle-dp-prove-") as scratch,
-    ):
+    with handled_signals((signal.SIGINT,), raise_ended), scratch_folder("paddle-dp-prove-") as scratch:
         bench = Bench(ranks, kind, scratch, 0.0, variables_for(here.kind, kind, scratch))
         output = ProofFile(file, Scrubber.here(scratch, ROOT), ranks, minutes)
         try:

@@ -108,7 +108,7 @@ def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list
 
 
 PLAIN = ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
-DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
+DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest", "ema": False}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
     [
         (
             "evaluate RUN --ranks 3 --checkpoint best",
-            {"entry_point": "evaluate", "overrides": NO_TRAINING, "ranks": 3, "extra": {"checkpoint": "best"}},
+            {"entry_point": "evaluate", "overrides": NO_TRAINING, "ranks": 3,
+             "extra": {"checkpoint": "best", "ema": False}},
         ),
         (
             "generate RUN --prompt a --tokens 3 --top-k 2",
@@ -126,12 +127,13 @@ DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
         (
             "predict RUN a.npy b.png --csv -o all",
             {"entry_point": "predict", "overrides": PLAIN, "ranks": 1, "quiet": True,
-             "extra": {"files": ["a.npy", "b.png"], "checkpoint": "newest", "top": 3, "csv": True, "out": "all.npz"}},
+             "extra": {"files": ["a.npy", "b.png"], "checkpoint": "newest", "ema": False, "top": 3, "csv": True,
+                       "out": "all.npz"}},
         ),
         (
             "export RUN -o x --checkpoint best",
             {"entry_point": "export", "overrides": PLAIN, "ranks": 1, "quiet": True,
-             "extra": {"to": "x", "checkpoint": "best", "onnx": False, "adapter": False}},
+             "extra": {"to": "x", "checkpoint": "best", "ema": False, "onnx": False, "adapter": False}},
         ),
         (
             "export RUN --hf x --ema",

@@ -62,12 +62,7 @@ def let_fleet_run_alone() -> None:
 
 
 def _note_collective(
-    journal: EventJournal,
-    name: str,
-    alone: bool,
-    collective: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
+    journal: EventJournal, name: str, alone: bool, collective: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     signature = inspect.signature(collective)
     values, names = signature.bind(*args, **kwargs).arguments, [*signature.parameters]
