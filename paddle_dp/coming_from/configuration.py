@@ -132,6 +132,10 @@ class Configuration:
         """Notes a setting of the recipe that the user has to write."""
         self.to_fill.append(f"{key}: {reason}")
 
+    def differ(self, sentence: str) -> None:
+        """Notes another behaviour, whatever the keys say."""
+        self.differences.append(sentence)
+
     def remaining(self) -> list[str]:
         """The keys that nothing has mentioned yet."""
         mentioned = self.carried.union(*(remark.keys for remark in (*self.unused, *self.lost)))

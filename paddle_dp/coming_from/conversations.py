@@ -39,7 +39,9 @@ def conversations_section(
     folder = None if sources else c.take("dataset_name_or_path")
     named = "which the file does not name"
     section = texts_section(c, model, sources[0].path if sources else folder, length, named, use="chat")
-    section["packing"] = _is_packed(c)
+    # Windows are shared, by the names of PaddleFormers, PaddleNLP, and its older one.
+    is_packed = [switch(c, key) for key in ("packing", "zero_padding", "intokens")]
+    section["packing"] = any(is_packed)
     if isinstance(folder, str) and folder:
         section |= {**_in_folder(c, folder, evaluates), **_FORMS["erniekit"]}
     if not folder and not evaluates:
@@ -66,9 +68,7 @@ def packed_section(c: Configuration, model: PublishedModel, length: int | None, 
         c.take("truncate_packing")
     else:
         c.lose_key("packing", "texts are cut into windows, which go across documents")
-        c.differences.append(
-            "Texts are cut into windows; theirs cuts each at max_seq_len, and leaves out the rest."
-        )
+        c.differ("Texts are cut into windows; theirs cuts each at max_seq_len, and leaves out the rest.")
     return _mixture(c, section, sources, [])
 
 
@@ -119,14 +119,15 @@ def _mixture(
 ) -> Section:
     """The section for one data set, or a mixture of several with the settings of `section`. `tests`: their held-out
     data sets; None: nothing is evaluated."""
-    sections = [{**section, "path": source.path, **_form(section, source)} for source in sources]
+    sections = [{**section, "path": source.path} for source in sources]
     strategy = choice(c.take("mix_strategy", "concat"))
     if section["use"] == "chat":
+        sections = [each | _FORMS[source.form] for each, source in zip(sections, sources, strict=True)]
         if tests is None:
             c.carried -= {"eval_dataset_path", "eval_dataset_type"}
             c.without_counterpart("eval_dataset_path", "nothing is evaluated")
             c.without_counterpart("eval_dataset_type", "nothing is evaluated")
-        sections = _with_tests(c, sections, sources, tests or [], tests is not None)
+        sections = _with_tests(c, sections, sources, tests)
     if len(sections) == 1:
         c.without_counterpart("num_samples_each_epoch", "an epoch has each sample once")
         return sections[0]
@@ -147,28 +148,24 @@ def _mixture(
     )
     if _ORDERS[strategy]:
         mixture["epoch"] = _ORDERS[strategy]
-    c.differences.append("Weights are exact after any number of samples; theirs are probabilities.")
+    c.differ("Weights are exact after any number of samples; theirs are probabilities.")
     if section.get("packing", True):
-        c.differences.append("Weights count windows; theirs texts, before they are packed.")
+        c.differ("Weights count windows; theirs texts, before they are packed.")
     return mixture
 
 
-def _form(section: Section, source: _Source) -> Section:
-    return _FORMS[source.form] if section["use"] == "chat" else {}
-
-
 def _with_tests(
-    c: Configuration, sections: list[Section], sources: list[_Source], tests: list[_Source], evaluates: bool
+    c: Configuration, sections: list[Section], sources: list[_Source], tests: list[_Source] | None
 ) -> list[Section]:
     """The sections with a held-out data set of the same form each, as far as there are some; others hold nothing
     out."""
-    if evaluates and not tests:
+    if tests == []:
         c.fill(
             "dataset.test",
             "theirs evaluates a data set that the file does not name; held_out is a share of the training's",
         )
         return sections
-    rest = list(tests)
+    rest = list(tests or ())
     with_tests = []
     for section, source in zip(sections, sources, strict=True):
         test = next((each for each in rest if each.form == source.form), None)
@@ -186,18 +183,12 @@ def _in_folder(c: Configuration, name: str, evaluates: bool) -> Section:
     has_folders = (folder / "train").is_dir() or (folder / "dev").is_dir()
     ends = ("train", "dev") if has_folders else ("train.json", "dev.json")
     if not folder.is_dir():
-        c.differences.append(
+        c.differ(
             f"{name} is not here: train.json and dev.json in it are read; of folders train and dev, name these "
             "(dataset.path, dataset.test)."
         )
     held_out: Section = {"test": f"{name.rstrip('/')}/{ends[1]}"} if evaluates else {"held_out": 0.0}
     return {"path": f"{name.rstrip('/')}/{ends[0]}", **held_out}
-
-
-def _is_packed(c: Configuration) -> bool:
-    """Whether conversations share windows, by the names of PaddleFormers, PaddleNLP, and its older one."""
-    is_on = [switch(c, key) for key in ("packing", "zero_padding", "intokens")]
-    return any(is_on)
 
 
 def _longer(c: Configuration) -> Section:
@@ -212,7 +203,7 @@ def _longer(c: Configuration) -> Section:
 
 def _template(c: Configuration, is_formers: bool) -> None:
     if not is_formers:
-        c.differences.append(
+        c.differ(
             "A conversation is written by the tokenizer's chat_template (in Jinja), or as ChatML; theirs by "
             "chat_template.json, or without one as src and tgt alone."
         )
@@ -222,4 +213,4 @@ def _template(c: Configuration, is_formers: bool) -> None:
     elif c.values.get("template"):
         c.lose_key("template", "the tokenizer's chat_template writes the text; theirs its own of this name")
     else:
-        c.differences.append("A conversation is written by the tokenizer's chat_template, or as ChatML.")
+        c.differ("A conversation is written by the tokenizer's chat_template, or as ChatML.")

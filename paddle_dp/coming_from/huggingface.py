@@ -35,12 +35,11 @@ _TYPICAL = {
     "num_train_epochs", "warmup_ratio", "label_smoothing_factor", "dataloader_drop_last", "eval_strategy",
     "learning_rate", "save_total_limit", "weight_decay", "max_steps", "warmup_steps", "load_best_model_at_end",
 }  # fmt: skip
-_OPTIMIZERS = {
-    name: "adamw"
-    for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla", "adamw_apex_fused",
-                 "adamw_torch_npu_fused", "adamw_torch_4bit", "paged_adamw", "paged_adamw_32bit")
-    if not name.endswith("4bit")
-} | {"sgd": "sgd", "lion_32bit": "lion", "lion": "lion", "adafactor": "adafactor"}  # fmt: skip
+_ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla", "adamw_apex_fused",
+          "adamw_torch_npu_fused", "paged_adamw", "paged_adamw_32bit")  # fmt: skip
+_OPTIMIZERS = dict.fromkeys(_ADAMW, "adamw") | {
+    "sgd": "sgd", "lion_32bit": "lion", "lion": "lion", "adafactor": "adafactor",
+}  # fmt: skip
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir | the run's folder is runs/NAME, or --output-dir
 run_name project trackio_space_id trackio_bucket_id trackio_static_space_id | the run is named after the recipe
@@ -141,9 +140,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     """
     reject_tasks(c, _NOT_HERE)
     if not HUGGING_FACE_ALONE & c.values.keys():
-        c.differences.append(
-            "No key is of one tool alone: Hugging Face's Trainer and its defaults are assumed."
-        )
+        c.differ("No key is of one tool alone: Hugging Face's Trainer and its defaults are assumed.")
     _read_launcher(c)
     length = length_of(c, 3.0)
     model = _model(c, folder)
@@ -166,9 +163,9 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     evaluates = choice(c.take(theirs, "no")) != "no"
     if evaluates:
         sections["evaluation"] = evaluation_section(c, ranks, {})
-    if evaluates and c.values.get("max_eval_samples"):
-        sections["evaluation"]["samples"] = count(c, "max_eval_samples", 1)
-    if not evaluates:
+        if c.values.get("max_eval_samples"):
+            sections["evaluation"]["samples"] = count(c, "max_eval_samples", 1)
+    else:
         c.without_counterpart("eval_steps", "nothing is evaluated")
     sections["callbacks"] = callbacks_section(c, length, evaluates)
     settle(c, _UNUSED, _LOST, _CARRIED, "TrainingArguments")
@@ -217,7 +214,7 @@ def _conversations(c: Configuration, model: PublishedModel, length: int | None) 
         c.lose_key("val_size", "held_out is a share, and this a number of conversations")
     section["held_out"] = share if share < 1 else 0.05
     if not c.take("stage"):
-        c.differences.append("Answers alone are learned (sft), LLaMA-Factory's default: stage is not there.")
+        c.differ("Answers alone are learned (sft), LLaMA-Factory's default: stage is not there.")
     if c.values.get("template"):
         c.lose_key("template", "the tokenizer's chat_template writes the text; theirs another template")
     return section
@@ -228,7 +225,7 @@ def _adapter(c: Configuration, model: PublishedModel) -> Section:
     is_factory = bool(_FACTORY & c.values.keys())
     kind = choice(c.take("finetuning_type", "lora")) if is_factory else "full"
     if is_factory and "finetuning_type" not in c.values:
-        c.differences.append("LoRA is LLaMA-Factory's default: finetuning_type is not there.")
+        c.differ("LoRA is LLaMA-Factory's default: finetuning_type is not there.")
     if not is_factory and switch(c, "use_peft"):
         kind = "lora"
     if kind not in ("lora", "full"):
@@ -244,7 +241,7 @@ def _adapter(c: Configuration, model: PublishedModel) -> Section:
         str(each).strip() for each in (targets if isinstance(targets, list) else str(targets).split(","))
     ]
     if not is_factory and "lora_dropout" not in c.values:
-        c.differences.append("The adapter has no dropout; TRL's lora_dropout is 0.05 by default.")
+        c.differ("The adapter has no dropout; TRL's lora_dropout is 0.05 by default.")
     return {"use": "lora", "match": layers_of(c, model, key, names), "rank": rank, "alpha": alpha}
 
 
@@ -285,12 +282,10 @@ def _strategy(c: Configuration, ranks: int) -> Section:
     section: Section = {"use": "data_parallel"}
     if stage and ranks > 1:
         section = {"use": "hybrid", "sharding": ranks, "sharding_stage": stage}
-    activations = [
-        c.take(f"fsdp_config.{name}")
-        for name in ("activation_checkpointing", "fsdp_activation_checkpointing")
-    ]
-    renamed = switch(c, "activation_checkpointing")  # the name in transformers 5
-    if switch(c, "gradient_checkpointing") or renamed or any(activations):
+    names = ("activation_checkpointing", "fsdp_activation_checkpointing")
+    recomputes = [c.take(f"fsdp_config.{name}") for name in names]
+    recomputes.append(switch(c, "activation_checkpointing"))  # the name in transformers 5
+    if switch(c, "gradient_checkpointing") or any(recomputes):
         section["recompute"] = "full"
     return section
 
@@ -317,9 +312,8 @@ def _fsdp_stage(c: Configuration) -> int:
     modes = theirs if isinstance(theirs, list) else str(theirs or "").split()
     stages = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
     if theirs is True or "true" in map(str.lower, map(str, modes)):
-        modes = [
-            "shard_grad_op" if c.values.get("fsdp_config.reshard_after_forward") is False else "full_shard"
-        ]
+        keeps = c.values.get("fsdp_config.reshard_after_forward") is False
+        modes = ["shard_grad_op" if keeps else "full_shard"]
     named = [each for each in modes if each in stages]
     if named:
         c.take("fsdp")

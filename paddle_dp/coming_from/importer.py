@@ -131,9 +131,7 @@ def _obstacle(
             if not (groups and path):
                 return str(error)
             left_out = groups.pop(int(path[2]))
-            configuration.differences.append(
-                f"No parameter of the model needs the group {left_out['match']}."
-            )
+            configuration.differ(f"No parameter of the model needs the group {left_out['match']}.")
             if not groups:
                 del sections["optimizer"]["groups"]
             write()

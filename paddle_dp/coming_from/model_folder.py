@@ -14,12 +14,8 @@ from paddle_dp.part import find, names
 from paddle_dp.recipe import hf_config
 
 _WEIGHTS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*.bin",
-    "*.bin.index.json",
-    "*.pdparams",
-)
+    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.bin.index.json", "*.pdparams",
+)  # fmt: skip
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model")
 TEXTS = "path/of/the/texts"
 # Kinds whose names other models have, too: gpt-oss, ernie-gram, ERNIE-4.5-21B-A3B. Their config.json decides.
@@ -47,9 +43,9 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
     """
     name = c.take(key) if folder is None else c.values.get(key)
     c.carried |= {key} & c.values.keys()
-    neighbor = c.folder if not name and _has_sizes(c.folder) else None
+    neighbor = c.folder if not name and _sizes_file(c.folder).is_file() else None
     local = Path(name).expanduser() if isinstance(name, str) and name else None
-    is_local = local is not None and _has_sizes(local)
+    is_local = local is not None and _sizes_file(local).is_file()
     source = folder or (local if is_local else neighbor)
     if source is None:
         return _by_name(c, key, name, with_weights)
@@ -62,7 +58,7 @@ def published_model(c: Configuration, key: str, folder: Path | None, with_weight
         c.reject(key, f"{source}: {error}")
     for dropout in ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"):
         if values.get(dropout):
-            c.differences.append(f"Attention weights are not dropped; theirs are: {dropout} of config.json.")
+            c.differ(f"Attention weights are not dropped; theirs are: {dropout} of config.json.")
     has_weights = any(file for pattern in _WEIGHTS for file in source.glob(pattern))
     if with_weights and has_weights and source is not neighbor:
         return PublishedModel({"use": family, "from": str(source)}, family, source, sizes)
@@ -94,8 +90,8 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
     c.fill(
         "model.from", f"the folder of {name}, which is not here. {family} is by its name; config.json decides"
     )
-    if _has_sizes(c.folder):
-        c.differences.append(
+    if _sizes_file(c.folder).is_file():
+        c.differ(
             f"The {hf_config.file_in(c.folder)} next to the file is not read, as the file names {name}: --model "
             f"{c.folder}."
         )
@@ -104,8 +100,8 @@ def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> Publi
     return PublishedModel({"use": family, "from": name}, family, Path(name), {})
 
 
-def _has_sizes(folder: Path) -> bool:
-    return (folder / hf_config.file_in(folder)).is_file()
+def _sizes_file(folder: Path) -> Path:
+    return folder / hf_config.file_in(folder)
 
 
 def _families() -> dict[str, str]:
@@ -116,12 +112,8 @@ def _families() -> dict[str, str]:
 def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str:
     families = _families()
     if model_type not in families:
-        known = ", ".join(families)
-        c.reject(
-            key,
-            f"{folder / hf_config.file_in(folder)} has model_type {json.dumps(model_type)}, and the models here are "
-            f"{known}",
-        )
+        here = f"has model_type {json.dumps(model_type)}, and the models here are {', '.join(families)}"
+        c.reject(key, f"{_sizes_file(folder)} {here}")
     return families[model_type]
 
 
@@ -132,7 +124,7 @@ def _reject_head(c: Configuration, key: str, folder: Path, family: str, architec
     if known and not any(re.search(rf"For({heads})|^(?!.*(For[A-Z]|Reward))", each) for each in known):
         c.reject(
             key,
-            f"{folder / hf_config.file_in(folder)} has architectures {', '.join(known)}, a head of another task than "
+            f"{_sizes_file(folder)} has architectures {', '.join(known)}, a head of another task than "
             f"{family}'s here: name a folder without it, --model FOLDER",
         )
 
@@ -157,7 +149,7 @@ def texts_section(
         length = min(longest or _HEAD, _HEAD)
         c.fill("dataset.length", f"tokens of a sample, which the file does not name: {length} here")
     elif longest and length > longest:
-        c.differences.append(f"Samples have {longest} tokens, as the model reads no more; theirs {length}.")
+        c.differ(f"Samples have {longest} tokens, as the model reads no more; theirs {length}.")
         length = longest
     named_folder = c.take("tokenizer_name_or_path") or c.take("tokenizer_name")
     folders = [Path(folder) for folder in (named_folder, model.folder) if folder]

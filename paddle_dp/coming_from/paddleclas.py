@@ -103,7 +103,7 @@ def recipe(configuration: Configuration, ranks: int, folder: Path | None = None)
     if sections["loss"].get("over_labels") == "sum" and sections["loss"]["use"] == "asymmetric":
         batch = _card_batch(c)
         sections["optimizer"]["epsilon"] = sections["optimizer"].get("epsilon", 1e-8) / batch
-        c.differences.append(
+        c.differ(
             f"The loss is the mean over samples; theirs adds up a card's {batch}. With epsilon / {batch} AdamW's steps "
             "are the same."
         )
@@ -132,33 +132,24 @@ def _model(c: Configuration) -> Section:
     if name in ("RecModel", "DistillationModel", "AttentionModel"):
         c.reject("Arch.name", "models that are put together there (recognition, distillation) have no recipe")
     classes = c.take("Arch.class_num")
+    sized = {} if classes is None else {"class_num": classes}
     settings = {
         key.removeprefix("Arch."): c.take(key) for key in list(c.values) if _is_setting(key, c.values[key])
     }
     if c.take("Arch.use_ml_decoder"):
-        arch = {"name": name, **({} if classes is None else {"class_num": classes}), **settings}
-        decoder = {
-            key.removeprefix("MLDecoder."): c.take(key)
-            for key in list(c.values)
-            if key.startswith("MLDecoder.")
-        }
-        return {
-            "use": "ppcls.arch.build_model",
-            "config": {"Arch": {**arch, "use_ml_decoder": True}, "MLDecoder": decoder},
-        }
+        arch = {"name": name, **sized, **settings}
+        keys = [key for key in c.values if key.startswith("MLDecoder.")]
+        decoder = {key.removeprefix("MLDecoder."): c.take(key) for key in keys}
+        config = {"Arch": {**arch, "use_ml_decoder": True}, "MLDecoder": decoder}
+        return {"use": "ppcls.arch.build_model", "config": config}
     if name in VISION and not settings:
-        c.differences.append(
+        c.differ(
             f"Initial weights are drawn as in paddle.vision; theirs: model.use=ppcls.arch.backbone.{name}."
         )
         return {
-            "use": f"paddle.vision.models.{VISION[name]}",
-            **({} if classes is None else {"num_classes": classes}),
-        }
-    return {
-        "use": f"ppcls.arch.backbone.{name}",
-        **({} if classes is None else {"class_num": classes}),
-        **settings,
-    }
+            "use": f"paddle.vision.models.{VISION[name]}", **({"num_classes": classes} if sized else {}),
+        }  # fmt: skip
+    return {"use": f"ppcls.arch.backbone.{name}", **sized, **settings}
 
 
 def _is_setting(key: str, value: Any) -> bool:
@@ -232,11 +223,7 @@ def _optimizer(c: Configuration) -> Section:
         if c.take("Optimizer.regularizer.name") != "L2":
             c.reject("Optimizer.regularizer.name", "only L2 has a recipe")
         decay = c.take("Optimizer.regularizer.coeff", 0.0)
-    rates = {
-        name: c.take(f"Optimizer.{name}")
-        for name in ("beta1", "beta2", "epsilon")
-        if c.has(f"Optimizer.{name}")
-    }
+    rates = _present(c, "beta1", "beta2", "epsilon")
     if kind in ("Momentum", "SGD", "AdamW"):
         section: Section = {"use": kind.lower(), **rates}
         if kind == "Momentum":
@@ -252,24 +239,23 @@ def _optimizer(c: Configuration) -> Section:
             section["groups"] = [{"match": f"*{name}*", "weight_decay": 0} for name in names.split()]
         return section
     if kind in ("Adam", "RMSProp"):
-        more = {
-            name: c.take(f"Optimizer.{name}") for name in ("momentum", "rho") if c.has(f"Optimizer.{name}")
-        }
-        return {"use": f"paddle.optimizer.{kind}", **rates, **more, "weight_decay": decay}
+        return {
+            "use": f"paddle.optimizer.{kind}", **rates, **_present(c, "momentum", "rho"), "weight_decay": decay,
+        }  # fmt: skip
     return c.reject(
         "Optimizer.name" if kind else "Optimizer", "one Momentum, SGD, Adam, AdamW or RMSProp has a recipe"
     )
 
 
+def _present(c: Configuration, *names: str) -> Section:
+    """The optimizer's settings of these names, as far as they are there."""
+    return {name: c.take(f"Optimizer.{name}") for name in names if c.has(f"Optimizer.{name}")}
+
+
 def _schedule(c: Configuration, epochs: int) -> Section:
     kind = c.take("Optimizer.lr.name", "Constant")
     peak, warmup = c.take("Optimizer.lr.learning_rate"), c.take("Optimizer.lr.warmup_epoch", 0)
-    shapes: dict[str, Any] = {
-        "Cosine": "cosine",
-        "Linear": "polynomial",
-        "Constant": "constant",
-        "ConstLR": "constant",
-    }
+    shapes = {"Cosine": "cosine", "Linear": "polynomial", "Constant": "constant", "ConstLR": "constant"}
     falls = {"Piecewise": _piecewise, "MultiStepDecay": _milestones, "Step": _steps}
     if kind in falls:
         peak, milestones, factor = falls[kind](c, peak, epochs)
@@ -315,11 +301,8 @@ def _milestones(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[f
 
 def _steps(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float], float]:
     size = c.take("Optimizer.lr.step_size", 30)
-    return (
-        rate,
-        [size * number for number in range(1, 1 + int(epochs / size))],
-        c.take("Optimizer.lr.gamma", 0.1),
-    )
+    milestones = [size * number for number in range(1, 1 + int(epochs / size))]
+    return rate, milestones, c.take("Optimizer.lr.gamma", 0.1)
 
 
 def _card_batch(c: Configuration) -> int:
@@ -371,30 +354,23 @@ def _epochs(count: int) -> str:
 def _notes(c: Configuration) -> None:
     """Gives each remaining key its reason, and names differences that no key decides."""
     if not c.values.get("Arch.use_sync_bn"):
-        c.differences.append(
-            "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false."
-        )
+        c.differ("BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false.")
     if f"{OPS}.TimmAutoAugment.config_str" in c.carried:
-        c.differences.append(
+        c.differ(
             "RandAugment has torchvision's operations at one strength; theirs are timm's, with noise (mstd)."
         )
     if c.has(f"{TRAIN}.batch_transform_ops") and not c.values.get("Loss.Train.CELoss.epsilon"):
-        c.differences.append(
-            "Their CELoss without epsilon takes the softmax of mixed targets; here they are as mixed."
-        )
+        c.differ("Their CELoss without epsilon takes the softmax of mixed targets; here they are as mixed.")
     for key, is_used, reason in _LOST:
         if is_used(c):
             c.lose(key, reason)
     for key in [key for key in c.values if key.endswith(".interpolation") and not key.startswith("Infer")]:
-        c.lose(
-            key,
-            "images are resized as the training's are" if "Eval" in key else "its result is not interpolated",
-        )
+        resized = "images are resized as the training's are"
+        c.lose(key, resized if "Eval" in key else "its result is not interpolated")
     for pattern, reason in _UNUSED:
         c.without_counterpart(pattern, reason)
-    for key in [key for key, value in c.values.items() if not value]:
-        if key.startswith(_SWITCHES):
-            c.without_counterpart(key, "switched off there, too")
+    for key in [key for key, value in c.values.items() if not value and key.startswith(_SWITCHES)]:
+        c.without_counterpart(key, "switched off there, too")
     c.lose(f"{OPS}.*", "this augmentation is not on the shelf")
     c.lose(f"{TRAIN}.batch_transform_ops.*", "this mixing is not on the shelf")
     c.lose_the_rest()

@@ -22,8 +22,7 @@ def dataset_section(c: Configuration) -> Section:
     root = c.take(f"{TRAIN}.image_root", ".")
     c.take("DataLoader.Eval.dataset.image_root")
     section: Section = {"use": "image_list", "path": root}
-    lists = {"train": TRAIN, "test": "DataLoader.Eval.dataset"}
-    for name, split in lists.items():
+    for name, split in (("train", TRAIN), ("test", "DataLoader.Eval.dataset")):
         if file := c.take(f"{split}.cls_label_path"):
             section[name] = _within(file, root)
     separators = {" ": "space", "\t": "tab", ",": "comma"}
@@ -35,10 +34,8 @@ def dataset_section(c: Configuration) -> Section:
         if (labels := c.values.get("Arch.class_num")) is None:
             c.reject("Arch.class_num", "missing, so the number of labels is not known")
         section |= {"separator": "tab", "labels": labels}
-    fit = _fit(c)
-    section |= fit
-    section |= _views(c, fit)
-    return section
+    section |= _fit(c)
+    return section | _views(c, section["size"])
 
 
 def mix_section(c: Configuration) -> Section:
@@ -100,11 +97,8 @@ def _stretched(c: Configuration) -> Section:
     padded, crop, section = f"{OPS}.Padv2", f"{OPS}.RandomCropImage", {"size": _height_and_width(side)}
     if c.has(padded) or c.has(crop):
         padded_side = c.values.get(f"{padded}.size")
-        if (
-            not isinstance(side, list)
-            or c.values.get(f"{crop}.size") != side
-            or not isinstance(padded_side, list)
-        ):
+        are_lists = isinstance(side, list) and isinstance(padded_side, list)
+        if not are_lists or c.values.get(f"{crop}.size") != side:
             return {}
         shifts = {large - small for large, small in zip(padded_side, side, strict=True)}
         is_centred = c.values.get(f"{padded}.pad_mode") == 1 and c.values.get(f"{padded}.fill_value") == 0
@@ -135,9 +129,9 @@ def _within(file: str, folder: str) -> str:
     return os.path.relpath(file, folder)
 
 
-def _views(c: Configuration, fit: Section) -> Section:
+def _views(c: Configuration, size: Any) -> Section:
     section: Section = {}
-    test_size = size = fit["size"]
+    test_size = size
     if isinstance(cropped := c.values.get(f"{EVALUATION}.CropImage.size"), int):
         test_size = c.take(f"{EVALUATION}.CropImage.size")
         if cropped != size:
@@ -154,8 +148,7 @@ def _views(c: Configuration, fit: Section) -> Section:
     )
     if not flips:
         section["flip"] = 0.0
-    section |= {**_augmentation(c), **_jitter(c)}
-    section |= _erasing(c)
+    section |= {**_augmentation(c), **_jitter(c), **_erasing(c)}
     ways = [f"{OPS}.{name}.interpolation" for name in ("RandCropImage", "ResizeImage")]
     ways.append(f"{EVALUATION}.ResizeImage.interpolation")
     if "bicubic" in [way for way in ("bicubic", "bilinear") for key in ways if c.take_if(key, way)]:
@@ -171,17 +164,12 @@ def _erasing(c: Configuration) -> Section:
     if not chance:
         c.without_counterpart(f"{erasing}.*", "switched off there, too")
         return {}
-    same: dict[str, list[Any]] = {
-        "sl": [0.02],
-        "sh": ["1.0/3.0", 0.33],
-        "r1": [0.3],
-        "attempt": [10],
-        "use_log_aspect": [True],
-    }
     is_noise = c.take_if(f"{erasing}.mode", "pixel")
-    for name, values in {**same, "mode": ["const"]}.items():
-        for value in values:
-            c.take_if(f"{erasing}.{name}", value)
+    for name, same in (
+        ("sl", 0.02), ("sh", "1.0/3.0"), ("sh", 0.33), ("r1", 0.3), ("attempt", 10), ("use_log_aspect", True),
+        ("mode", "const"),
+    ):  # fmt: skip
+        c.take_if(f"{erasing}.{name}", same)
     return {"erase": chance, **({"erase_fill": "noise"} if is_noise else {})}
 
 
@@ -196,7 +184,7 @@ def _jitter(c: Configuration) -> Section:
 def _normalisation(c: Configuration) -> Section:
     section: Section = {}
     if not (c.has(f"{OPS}.NormalizeImage") or c.has(f"{OPS}.Normalize")):
-        c.differences.append(
+        c.differ(
             "Images are normalised by ImageNet's mean and deviation; theirs are not (dataset.mean, std)."
         )
     for statistic, usual in IMAGENET.items():
@@ -215,13 +203,11 @@ def _augmentation(c: Configuration) -> Section:
     """RandAugment: theirs has strengths to 10, ours to 30."""
     if c.has(f"{OPS}.AutoAugment"):
         c.take(f"{OPS}.AutoAugment")
-        c.differences.append("AutoAugment: an area that an operation moves in is black; there it is grey.")
+        c.differ("AutoAugment: an area that an operation moves in is black; there it is grey.")
         return {"augment": "auto"}
     if c.has(f"{OPS}.RandAugment"):
-        count, strength = (
-            c.take(f"{OPS}.RandAugment.num_layers", 2),
-            c.take(f"{OPS}.RandAugment.magnitude", 5),
-        )
+        count = c.take(f"{OPS}.RandAugment.num_layers", 2)
+        strength = c.take(f"{OPS}.RandAugment.magnitude", 5)
     elif c.values.get(f"{OPS}.TimmAutoAugment.config_str"):
         fields = str(c.take(f"{OPS}.TimmAutoAugment.config_str", "")).split("-")
         chance = c.take(f"{OPS}.TimmAutoAugment.prob", 0.5)
@@ -238,11 +224,8 @@ def _augmentation(c: Configuration) -> Section:
             c.lose(f"{OPS}.TimmAutoAugment.prob", "every image is augmented; their default is half of them")
     else:
         return {}
-    section: Section = {
-        "augment": "rand",
-        "augment_count": count,
-        "augment_strength": min(round(3 * strength), 30),
-    }
+    strength = min(round(3 * strength), 30)
+    section: Section = {"augment": "rand", "augment_count": count, "augment_strength": strength}
     for interpolation in ("bilinear", "bicubic"):
         if c.take_if(f"{OPS}.TimmAutoAugment.interpolation", interpolation):
             section["augment_interpolation"] = interpolation

@@ -42,7 +42,6 @@ _TYPICAL = {
     "amp_master_grad", "recompute", "recompute_granularity", "unified_checkpoint", "src_length", "input_dir", "lora",
     "dataset_name_or_path", "virtual_pp_degree", "sep_parallel_degree", "continue_training", "use_flash_attention",
 } | _FORMERS  # fmt: skip
-_SHARED = "PaddleNLP and Hugging Face's Trainer both have these keys, and differ in the default length"
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir log_dir output_signal_dir metrics_output_path | the run's folder is runs/NAME, or --output-dir
 run_name | the run is named after the recipe
@@ -138,14 +137,13 @@ _AXES = {
 def recognizes(c: Configuration) -> bool:
     """True for a file with arguments that Hugging Face's Trainer and tools around it do not have. Raises UsageError for
     one that both tools read, to another effect: fp16_opt_level is of weights here, and of nothing there."""
-    typical, trains = (
-        _TYPICAL & c.values.keys(),
-        {"per_device_train_batch_size", "learning_rate"} & c.values.keys(),
-    )
     if HUGGING_FACE_ALONE & c.values.keys():
         return False
+    typical = _TYPICAL & c.values.keys()
+    trains = {"per_device_train_batch_size", "learning_rate"} & c.values.keys()
     if typical == {"fp16_opt_level"} and trains and (c.values.get("bf16") or c.values.get("fp16")):
-        c.reject("fp16_opt_level", f'{_SHARED}: write a key of one alone, sharding: "" or eval_strategy: no')
+        shared = "PaddleNLP and Hugging Face's Trainer both have these keys, and differ in the default length"
+        c.reject("fp16_opt_level", f'{shared}: write a key of one alone, sharding: "" or eval_strategy: no')
     return len(typical) >= 2 or bool(trains and typical - {"fp16_opt_level", "stage", "template"})
 
 
@@ -181,8 +179,7 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loader"] = loader_section(c)
     if adapter := _adapter(c, model):
         sections["adapter"] = adapter
-    if evaluates:
-        # run_pretrain.py evaluates 10 batches, whatever the data.
+    if evaluates:  # run_pretrain.py evaluates 10 batches, whatever the data
         limits = {"eval_iters": 10 if c.values.get("input_dir") else -1, "max_evaluate_steps": -1}
         sections["evaluation"] = evaluation_section(c, readers, limits)
     sections["callbacks"] = callbacks_section(c, length, evaluates)
@@ -208,9 +205,8 @@ def _dataset(c: Configuration, model: PublishedModel, pretrains: bool, evaluates
     if isinstance(path, str) and "," in path:
         c.lose_key("train_dataset_path", "one data set is read: the first")
         path = path.split(",")[0].strip()
-    theirs = [
-        f"{name} {c.take(name)}" for name in ("input_dir", "dataset_name_or_path") if c.values.get(name)
-    ]
+    named_keys = [name for name in ("input_dir", "dataset_name_or_path") if c.values.get(name)]
+    theirs = [f"{name} {c.take(name)}" for name in named_keys]
     named = f"theirs, {theirs[0]}, are tokens or pairs" if theirs else "which the file does not name"
     section = texts_section(c, model, path, length, named)
     if not pretrains:
@@ -243,7 +239,7 @@ def _floor(c: Configuration) -> float:
     if c.values.get("input_dir") and not _FORMERS & c.values.keys() and kind in ("linear", "cosine"):
         least = min(number(c, "learning_rate", 5e-5), 1e-5)
         if least < 1e-5 and c.values.get("min_learning_rate") is None:
-            c.differences.append("The rate stays; theirs rises to 1e-05, their default of min_learning_rate.")
+            c.differ("The rate stays; theirs rises to 1e-05, their default of min_learning_rate.")
         return number(c, "min_learning_rate", least)
     c.without_counterpart("min_learning_rate", "fine-tuning does not read it there")
     return 0.0
@@ -256,7 +252,7 @@ def _precision(c: Configuration) -> Any:
         c.reject("bf16", "fp16 is true, too")
     if "stage" in c.values:
         if "compute_type" not in c.values and not bf16:
-            c.differences.append("bfloat16 is PaddleFormers' default: compute_type is not there.")
+            c.differ("bfloat16 is PaddleFormers' default: compute_type is not there.")
         kind = choice(c.take("compute_type", "bf16"))
         bf16, fp16 = kind not in ("fp16", "float32"), kind == "fp16"
         if kind not in ("bf16", "fp16", "float32"):
@@ -300,9 +296,7 @@ def _strategy(c: Configuration, ranks: int) -> tuple[Section, int]:
         granularity = choice(c.take("recompute_granularity", "full"))
         section["recompute"] = "selective" if granularity == "core_attn" else "full"
         if granularity not in ("full", "core_attn", "selective"):
-            c.differences.append(
-                f"Whole blocks are computed again; theirs less ({granularity}): memory alone."
-            )
+            c.differ(f"Whole blocks are computed again; theirs less ({granularity}): memory alone.")
     return section, ranks // model_degree
 
 
@@ -319,7 +313,7 @@ def _adapter(c: Configuration, model: PublishedModel) -> Section:
     is_on = switch(c, "lora")
     if "stage" in c.values:  # of PaddleFormers' command, which does not read `lora`
         if "fine_tuning" not in c.values:
-            c.differences.append("LoRA is PaddleFormers' default: fine_tuning is not there.")
+            c.differ("LoRA is PaddleFormers' default: fine_tuning is not there.")
         is_on = choice(c.take("fine_tuning", "lora")) == "lora"
     if not is_on:
         c.without_counterpart("lora_*", "without LoRA there is none")

@@ -26,15 +26,7 @@ _PARAMETER = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])?")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)-([^}$`]*))?\})")
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?=|\[.*)(.*)", re.S)
-_OPENING = {
-    "if": "fi",
-    "for": "done",
-    "select": "done",
-    "while": "done",
-    "until": "done",
-    "case": "esac",
-    "{": "}",
-}
+_OPENING = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(("for", "select", "while", "until"), "done")
 _PASSED = ("then", "else", "elif", "do", "!", "time", "function")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _SETTERS = ("read", "let", "unset", "mapfile", "readarray", "getopts", "printf")
@@ -131,11 +123,10 @@ def _parsed(file: Path, text: str, is_single: bool) -> list[_Command]:
 def _without_blocks(tokens: list[_Token], blocks: list[str]) -> list[_Token]:
     """The command after the words that open and close blocks; `blocks` has the closing word of each open one."""
     start = 0
-    while (first := _plain(tokens[start]) if start < len(tokens) else "") in (
-        *_OPENING,
-        *_PASSED,
-        *blocks[-1:],
-    ):
+    while start < len(tokens):
+        first = _plain(tokens[start])
+        if first not in (*_OPENING, *_PASSED, *blocks[-1:]):
+            break
         if first in _OPENING:
             blocks.append(_OPENING[first])
         elif first in blocks[-1:]:
@@ -231,13 +222,9 @@ def _expanded(text: str, values: _Values) -> str | list[str] | None:
         return None
     name = variable[1] or variable[2]
     value = values.get(name, variable[4])
-    return (
-        variable[4]
-        if value == "" and variable[3] and name in values
-        else value
-        if isinstance(value, str)
-        else None
-    )
+    if value == "" and variable[3]:
+        return variable[4]
+    return value if isinstance(value, str) else None
 
 
 class _Lexer:

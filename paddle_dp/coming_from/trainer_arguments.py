@@ -187,7 +187,7 @@ def schedule_section(
     if peak == 0:
         c.reject("learning_rate", "nothing is learned")
     if has_sft_config and c.values.get("learning_rate") is None:
-        c.differences.append(f"{peak:g} is SFTConfig's default: learning_rate is not there.")
+        c.differ(f"{peak:g} is SFTConfig's default: learning_rate is not there.")
     extra = {key.rpartition(".")[2]: key for key in c.values if key.startswith("lr_scheduler_kwargs.")}
     shapes = {
         "linear": "polynomial", "cosine": "cosine", "polynomial": "polynomial", "constant": "constant",
@@ -210,7 +210,7 @@ def schedule_section(
     warmup = warmup_of(c, length, rounding)
     if warmup and kind != "constant":  # theirs passes over it then
         section["warmup"] = warmup
-        c.differences.append(shift)
+        c.differ(shift)
     return section
 
 
@@ -236,9 +236,7 @@ def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool)
     save["keep"] = count(c, "save_total_limit", 3) if has_limit else 3
     if not has_limit:
         c.take("save_total_limit")
-        c.differences.append(
-            "The newest 3 checkpoints are kept; theirs keeps all: callbacks.checkpoint.keep."
-        )
+        c.differ("The newest 3 checkpoints are kept; theirs keeps all: callbacks.checkpoint.keep.")
     key = "save_strategy" if keeps_best else ""
     if switch(c, "load_best_model_at_end"):
         key = "load_best_model_at_end"
