@@ -138,17 +138,10 @@ def ask(entry_point: str, run: Path, options: Mapping[str, Any], overrides: tupl
     """Calls an entry point with a run's recipe and these options, in one process that prints the result; exits."""
     from paddle_dp.recipe import resolved
 
-    start(
-        Job(
-            entry_point=entry_point,
-            recipe=resolved(run),
-            overrides=(*overrides, *NO_TRAINING),
-            ranks=1,
-            output_dir=run,
-            quiet=True,
-            extra=options,
-        )
-    )
+    start(Job(
+        entry_point=entry_point, recipe=resolved(run), overrides=(*overrides, *NO_TRAINING), ranks=1, output_dir=run,
+        quiet=True, extra=options,
+    ))  # fmt: skip
 
 
 def merge(

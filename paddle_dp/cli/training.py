@@ -125,20 +125,12 @@ def train(
             "--spares needs --restarts: spares wait for the ranks of another attempt. Add --restarts 3."
         )
     least_ranks, most_ranks = span("--ranks", ranks)
-    job = Job(
-        recipe=recipe,
-        overrides=tuple(overrides or ()),
-        ranks=most_ranks,
-        least_ranks=least_ranks,
-        devices=numbers(devices),
-        output_dir=output_dir,
-        resume=resume,
+    job = with_batch_numbers(Job(
+        recipe=recipe, overrides=tuple(overrides or ()), ranks=most_ranks, least_ranks=least_ranks,
+        devices=numbers(devices), output_dir=output_dir, resume=resume, restarts=restarts, spares=spares,
         **node_options(nodes, master, node_rank, may_shrink=True),
-        restarts=restarts,
-        spares=spares,
         extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
-    )
-    job = with_batch_numbers(job)
+    ))  # fmt: skip
     if verify:
         _verify(job)
     start(job)
@@ -192,17 +184,10 @@ def evaluate(
     from paddle_dp.recipe import resolved
 
     refuse_parallel_tasks(os.environ, "start it once, on one node.")
-    start(
-        Job(
-            entry_point="evaluate",
-            recipe=resolved(run),
-            overrides=(*(overrides or ()), *NO_TRAINING),
-            ranks=ranks,
-            devices=numbers(devices),
-            output_dir=run,
-            extra={"checkpoint": checkpoint, "ema": ema},
-        )
-    )
+    start(Job(
+        entry_point="evaluate", recipe=resolved(run), overrides=(*(overrides or ()), *NO_TRAINING), ranks=ranks,
+        devices=numbers(devices), output_dir=run, extra={"checkpoint": checkpoint, "ema": ema},
+    ))  # fmt: skip
 
 
 def launch(
@@ -246,18 +231,11 @@ def launch(
             f"launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
             "option, give it to launch, too."
         )
-    command = [*(["-m"] if as_module else []), script, *context.args]
-    start(
-        Job(
-            script=tuple(command),
-            ranks=ranks,
-            devices=numbers(devices),
-            output_dir=output_dir,
-            restarts=restarts,
-            **node_options(nodes, master, node_rank),
-            extra={"cpu_bridge": True} if cpu_bridge else {},
-        )
-    )
+    start(Job(
+        script=(*(["-m"] if as_module else []), script, *context.args), ranks=ranks, devices=numbers(devices),
+        output_dir=output_dir, restarts=restarts, **node_options(nodes, master, node_rank),
+        extra={"cpu_bridge": True} if cpu_bridge else {},
+    ))  # fmt: skip
 
 
 def cluster(
