@@ -10,6 +10,7 @@ import os
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,9 +67,8 @@ class Script:
         began = time.time()
 
         def stalled() -> bool:
-            newest = max(
-                (path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=began + STARTUP
-            )
+            times = [path.stat().st_mtime for path in folder.glob("rank-*.jsonl")]
+            newest = max(times, default=began + STARTUP)
             return time.time() - max(newest, began) > self.patience + GRACE
 
         return stalled
@@ -135,11 +135,9 @@ class AuditResult:
         """The last line of the report."""
         extent = f"{plural(self.steps, 'step')} on {plural(self.ranks, 'rank')}"
         if self.counted:
-            kinds = [
-                plural(sum(each.severity == kind for each in self.counted), kind)
-                for kind in ("fault", "difference")
-            ]
-            return f"{self.script}: {' and '.join(kinds)} found in {extent}."
+            counts = Counter(finding.severity for finding in self.counted)
+            faults, differences = plural(counts["fault"], "fault"), plural(counts["difference"], "difference")
+            return f"{self.script}: {faults} and {differences} found in {extent}."
         if self.failure:
             return f"{self.script}: could not be audited: {extent}."
         return f"{self.script}: nothing found in {extent}."
@@ -180,11 +178,9 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
     job_end = script.run(ranks, scratch / "many")
     trace = EventTrace.read(scratch / "many", ranks)
     failure = _failure(trace, job_end, ranks)
-    split_axes = [
-        axis for rank in trace.ranks for event in rank.events_of(ModelSplit) for axis in event.degrees.items()
-    ]
-    if split_axes:
-        axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(split_axes)))
+    splits = [event.degrees.items() for rank in trace.ranks for event in rank.events_of(ModelSplit)]
+    if degrees := sorted(set().union(*splits)):
+        axes = ", ".join(f"{axis} {degree}" for axis, degree in degrees)
         reason = f"The script splits the model ({axes}); an audit can judge ranks that all hold the whole model only."
         return AuditResult(str(script.path), ranks, trace.steps, (), reason)
     alone, (replay, why_not) = None, replay_of(trace)

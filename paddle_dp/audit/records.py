@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paddle_dp.audit import events
 from paddle_dp.audit.events import (
     Batches,
     E,
@@ -18,7 +19,6 @@ from paddle_dp.audit.events import (
     PassBegan,
     Seeded,
     Stepped,
-    read,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -82,7 +82,7 @@ class Rank:
         if not name or not path.exists():
             return {}
         with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+            return dict(file)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ class EventTrace:
 
     @classmethod
     def read(cls, folder: Path, ranks: int) -> EventTrace:
-        events = (tuple(read(folder / f"rank-{number}.jsonl")) for number in range(ranks))
-        return cls(tuple(Rank(number, each, folder) for number, each in enumerate(events)), folder)
+        journals = [folder / f"rank-{number}.jsonl" for number in range(ranks)]
+        ranks_of = (Rank(number, tuple(events.read(file)), folder) for number, file in enumerate(journals))
+        return cls(tuple(ranks_of), folder)
 
     @cached_property
     def steps(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,7 @@ def read_batches(folder: Path, name: str) -> list[tuple[Structure, list[np.ndarr
     """The batches that `write_batches` wrote: structure and arrays of each."""
     with np.load(folder / f"{name}.npz", allow_pickle=False) as file:
         structures = json.loads((folder / f"{name}.json").read_text())
-        counts = [
-            len([name for name in file.files if name.startswith(f"{n}.")]) for n in range(len(structures))
-        ]
+        counts = Counter(int(key.partition(".")[0]) for key in file.files)
         return [
             (structure, [file[f"{n}.{index}"] for index in range(counts[n])])
             for n, structure in enumerate(structures)

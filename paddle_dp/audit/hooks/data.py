@@ -163,10 +163,8 @@ class Pass:
     @property
     def _has_enough(self) -> bool:
         """Whether this pass had enough updates, or, in an evaluation, enough batches without a gradient."""
-        trained = self.watch.done - self.steps
-        return trained >= self.watch.steps or (
-            self.yielded >= self.watch.steps and self.watch.gradients == self.gradients
-        )
+        evaluates, enough = self.watch.gradients == self.gradients, self.watch.steps
+        return self.watch.done - self.steps >= enough or (evaluates and self.yielded >= enough)
 
     def _go_to_last(self) -> bool:
         """Makes the pass's last batch the next one; False if it was read already, or is unknown."""
@@ -218,7 +216,5 @@ def rows(data: Any) -> tuple[str, ...]:
     count, (_, leaves) = size(data), flatten(data)
     arrays = [leaf.numpy() if isinstance(leaf, paddle.Tensor) else np.asarray(leaf) for leaf in leaves]
     per_sample = [array for array in arrays if array.ndim and len(array) == count]
-    return tuple(
-        crc(b"".join(np.ascontiguousarray(array[row]).tobytes() for array in per_sample))
-        for row in range(count)
-    )
+    contents = (b"".join(array[row].tobytes() for array in per_sample) for row in range(count))
+    return tuple(map(crc, contents))

@@ -45,7 +45,7 @@ class RepeatedUpdate:
 
     def weights(self, folder: Path) -> dict[str, np.ndarray]:
         with np.load(folder / f"{self.names[0]}.whole.npz", allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return dict(file)
 
 
 def join(batches: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequence[int]) -> Any:
@@ -68,7 +68,8 @@ def join(batches: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Se
 
 
 class Replay:
-    """Gives the script joined batches in place of its training loader's, update by update, and saves the gradients."""
+    """The iterator that gives the script joined batches in place of its training loader's, update by update, and saves
+    the gradients."""
 
     def __init__(self, watch: ScriptMonitor, source: Path, loader: int, updates: Sequence[RepeatedUpdate]):
         self.watch, self.source, self.loader = watch, source, loader
@@ -87,12 +88,15 @@ class Replay:
             replay.watch.journal.write(PassBegan(
                 loader=number, number=1, batches=None, drew=(), managed=False, where=here()
             ))  # fmt: skip
-            return JoinedBatches(replay)
+            return replay
 
         DataLoader.__iter__ = iterate
         DataLoader.__call__ = iterate
 
-    def next(self) -> Any:
+    def __iter__(self) -> Replay:
+        return self
+
+    def __next__(self) -> Any:
         """Returns the next joined batch; before an update's first batch, loads its weights."""
         self.watch.check()
         if not self.loaded:
@@ -127,16 +131,3 @@ class Replay:
         self.position, self.loaded = self.position + 1, False
         if self.position == len(self.updates):
             self.watch.stop()
-
-
-class JoinedBatches:
-    """The iterator that replaces the training loader's on one process."""
-
-    def __init__(self, replay: Replay):
-        self.replay = replay
-
-    def __iter__(self) -> JoinedBatches:
-        return self
-
-    def __next__(self) -> Any:
-        return self.replay.next()

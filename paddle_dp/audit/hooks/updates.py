@@ -105,10 +105,9 @@ class Updates:
             self.watch.gradients += 1
             if gradient.is_dense():
                 local, before = arrays.numbers(gradient, self.every), gradient_of(parameter)
-                continues = (
-                    name in self.local_gradients and before is not None and bool(paddle.any(before != 0))
-                )
-                self.local_gradients[name] = self.local_gradients[name] + local if continues else local
+                if name in self.local_gradients and before is not None and bool(paddle.any(before != 0)):
+                    local = self.local_gradients[name] + local
+                self.local_gradients[name] = local
 
         return accumulate
 

@@ -14,7 +14,7 @@ GATHERS = ("all_gather", "all_gather_object", "gather", "recv")
 
 
 def evaluation(trace: EventTrace) -> ReportSection:
-    coverage, findings = [], []
+    coverage, findings = [], list[AuditFinding]()
     for loader in sorted({pass_key[0] for rank in trace.ranks for pass_key in rank.passes} - trace.training):
         loader_event, orders = trace.loader(loader), trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
@@ -25,10 +25,8 @@ def evaluation(trace: EventTrace) -> ReportSection:
         )
         if len(known) == len(trace.ranks) > 1:
             begun = trace.ranks[0].passes[loader, 1]
-            findings += [
-                *_reads(trace, loader_event, begun, known),
-                *_numbers(trace, loader_event, begun, known),
-            ]
+            findings += _reads(trace, loader_event, begun, known)
+            findings += _numbers(trace, loader_event, begun, known)
     if not coverage:
         coverage = ["no loader was read without training"]
         if any(rank.ended and rank.ended.reason == "limit" for rank in trace.ranks):
@@ -50,9 +48,8 @@ def _reads(
     twice = sorted(index for index, count in counts.items() if count > 1)
     never = sorted(set(range(loader_event.samples or 0)) - counts.keys())
     if twice and not begun.managed:
-        gathered = any(
-            event.collective in GATHERS for event in window(trace.ranks[0], loader_event.loader)[0]
-        )
+        collectives, _ = window(trace.ranks[0], loader_event.loader)
+        gathered = any(event.collective in GATHERS for event in collectives)
         extra = sum(counts.values()) - len(counts)
         yield AuditFinding(
             rule="evaluation-repeats", severity="note" if gathered else "fault", where=begun.where,

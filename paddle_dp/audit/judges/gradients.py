@@ -9,7 +9,7 @@ u = w (mean of means).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,11 +18,11 @@ from paddle_dp.audit.finding import AuditFinding, ReportSection
 from paddle_dp.audit.records import Arrays, EventTrace
 from paddle_dp.text import few, plural
 
-EXACT_DISTANCE = (
-    3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
-)
+EXACT_DISTANCE = 3e-4  # relative, of two float32 gradients of the same samples, that only rounding explains
 ROUNDED_DISTANCE = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
 ALIGNED_COSINE = 0.999  # cosine from which two gradients count as one direction
+DIVIDE = "divide by the number of ranks after all_reduce"
+DIVIDE_ONCE = "divide by the number of ranks once: DataParallel does so already"
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
     if why_not:
         return f"and not against one process's ({why_not})"
     relative_error = max(distance(update) or 0.0 for update in updates)
-    reasons = ["local BatchNorm"] * local_norms + ["other random masks"] * any(
-        update.drew for update in updates
-    )
+    drew = any(update.drew for update in updates)
+    reasons = ["local BatchNorm"] * local_norms + ["other random masks"] * drew
     why = f", with {' and '.join(reasons)}" if reasons else ""
     return f"and that against one process's on the same samples: {relative_error:.1e} apart at most{why}"
 
@@ -167,13 +166,10 @@ def ratio(a: np.ndarray, b: np.ndarray) -> float:
 
 def vector(update: Update, which: str) -> np.ndarray:
     """The gradients of all parameters as one vector: "final" (of rank 0), "one", "mean" or "weighted"."""
-    assert update.reference is not None or which != "one"
-    sides = {
-        "final": lambda name: update.final[0][name],
-        "one": lambda name: update.reference[name],  # type: ignore[index]
-        "mean": update.mean,
-        "weighted": update.weighted,
-    }
+    sides: dict[str, Callable[[str], np.ndarray]] = {
+        "final": update.final[0].__getitem__, "mean": update.mean, "weighted": update.weighted,
+        "one": (update.reference or {}).__getitem__,
+    }  # fmt: skip
     return np.concatenate([np.asarray(sides[which](name), np.float64) for name in update.names])
 
 
@@ -214,8 +210,8 @@ def _judge_local(update: Update) -> Iterator[AuditFinding]:
     mean, final, ranks = vector(update, "mean"), vector(update, "final"), update.ranks
     factor = ratio(final, mean)
     for size, problem, remedy in (
-        (float(ranks), "summed, and not averaged", "divide by the number of ranks after all_reduce"),
-        (1 / ranks, "averaged twice", "divide by the number of ranks once: DataParallel does so already"),
+        (float(ranks), "summed, and not averaged", DIVIDE),
+        (1 / ranks, "averaged twice", DIVIDE_ONCE),
     ):
         if ranks > 1 and abs(factor / size - 1) < 0.01:
             numbers = f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients"
@@ -239,11 +235,9 @@ def _mean_of_means(update: Update, relative_error: float) -> AuditFinding:
 def _explained(update: Update, exact: bool) -> AuditFinding:
     """The finding for a gradient that is not one process's, with the probable reason."""
     final, reference, mean = (vector(update, which) for which in ("final", "one", "mean"))
-    ranks = update.ranks
+    ranks, norms = update.ranks, float(np.linalg.norm(final) * np.linalg.norm(reference))
     relative_error, factor = distance(update) or 0.0, ratio(final, reference)
-    cosine = float(np.vdot(final, reference)) / max(
-        float(np.linalg.norm(final) * np.linalg.norm(reference)), 1e-300
-    )
+    cosine = float(np.vdot(final, reference)) / max(norms, 1e-300)
     numbers = f"update {update.step}: {factor:.3f} × one process's gradient, cosine {cosine:.4f}"
     averaged = close(final, mean)
     unequal = len(set(update.sizes)) > 1
@@ -259,7 +253,7 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
 
     if is_about(ranks):
         problem = f"the gradients are summed, and not averaged: {ranks} × one process's"
-        return _wrong_scale(update, problem, numbers, "divide by the number of ranks after all_reduce")
+        return _wrong_scale(update, problem, numbers, DIVIDE)
     if is_about(1 / ranks) and averaged:
         problem = (
             f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's"
@@ -268,9 +262,7 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
         return _wrong_scale(update, problem, numbers, remedy)
     if is_about(1 / ranks):
         problem = f"the gradients are averaged twice: 1/{ranks} of one process's"
-        return _wrong_scale(
-            update, problem, numbers, "divide by the number of ranks once: DataParallel does so already"
-        )
+        return _wrong_scale(update, problem, numbers, DIVIDE_ONCE)
     return AuditFinding(
         rule="other-gradient", severity="fault" if exact else "difference", where=update.source_line, evidence=numbers,
         what=f"the gradient is not one process's on the same samples: {relative_error:.1%} away",

@@ -19,11 +19,10 @@ def norms(trace: EventTrace, relative_error: float | None) -> ReportSection:
     coverage = f"{plural(local + event.synchronised, 'layer')}, {event.synchronised} of them synchronised"
     if not local or len(trace.ranks) < 2:
         return ReportSection("BatchNorm", coverage, ())
-    evidence = [f"{few(event.layers, 2)}", _means(trace)]
+    evidence = [few(event.layers, 2), _means(trace)]
     if relative_error is not None:
-        evidence.append(
-            f"the first gradient is {relative_error:.1%} away from one process's on the same samples"
-        )
+        off = f"{relative_error:.1%} away from one process's on the same samples"
+        evidence.append(f"the first gradient is {off}")
     finding = AuditFinding(
         rule="batchnorm-local", severity="difference",
         what=f"{plural(local, 'BatchNorm layer')} normalise{'s' * (local == 1)} over one rank's samples only",

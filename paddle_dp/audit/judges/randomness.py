@@ -106,9 +106,8 @@ def _masks(trace: EventTrace) -> Iterator[AuditFinding]:
     update = trace.together(1)
     if not all(each.drew and each.batches for each in update):
         return
-    states = [
-        rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(trace.ranks, update, strict=True)
-    ]
+    pairs = zip(trace.ranks, update, strict=True)
+    states = [rank.fetched[each.batches[0]].states["paddle"] for rank, each in pairs]
     if len(set(states)) == 1:
         yield AuditFinding(
             rule="same-masks", severity="difference", where=update[0].where,

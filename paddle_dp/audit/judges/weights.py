@@ -66,12 +66,10 @@ def _distance(trace: EventTrace, step: int) -> str:
         files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(trace.ranks, ends, strict=True)]
         when = "at the end"
     common = [name for name in files[0] if all(name in file for file in files)]
-    far = [
-        (float(np.abs(file[name] - files[0][name]).max(initial=0)), name) for name in common for file in files
-    ]
-    if not far or max(far)[0] == 0:
+    pairs = ((name, file[name] - files[0][name]) for name in common for file in files)
+    most, name = max(((float(np.abs(off).max(initial=0)), name) for name, off in pairs), default=(0.0, ""))
+    if not most:
         return ""
-    most, name = max(far)
     return f"; {when} up to {most:.2g} apart, in {name.removeprefix('weight/')}"
 
 
@@ -79,9 +77,7 @@ def _missing(trace: EventTrace) -> Iterator[AuditFinding]:
     """A finding for parameters that get a gradient on some ranks only."""
     for step in range(1, trace.steps + 1):
         each = [set(update.missing) for update in trace.together(step)]
-        if partial := sorted(
-            {name for names in each for name in names if not all(name in other for other in each)}
-        ):
+        if partial := sorted(each[0].union(*each) - each[0].intersection(*each)):
             lacking = [rank for rank, names in enumerate(each) if partial[0] in names]
             yield AuditFinding(
                 rule="gradient-missing", severity="fault", where=trace.together(step)[0].where,
