@@ -49,9 +49,8 @@ def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
     named = _archive(file) if kind == ".npz" else _table(file)
     arrays = [rows_of(file, spec, _column(file, spec, named, inputs)) for spec in inputs.arrays]
     if len({len(array) for array in arrays}) > 1:
-        counts = ", ".join(
-            f"{spec.name} {len(array)}" for spec, array in zip(inputs.arrays, arrays, strict=True)
-        )
+        pairs = zip(inputs.arrays, arrays, strict=True)
+        counts = ", ".join(f"{spec.name} {len(array)}" for spec, array in pairs)
         raise DataError(f"{file} has unequal numbers of samples: {counts}.")
     for row in zip(*arrays, strict=True):
         yield unflatten(inputs.structure, list(row))
@@ -62,17 +61,16 @@ def rows_of(file: Path, spec: InputArray, array: Array) -> Array:
     name = str(file) if spec.name == "inputs" else f"{file}: {spec.name}"
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} is of type {array.dtype}, and the model reads numbers ({spec.dtype}).")
-    shape, flat = spec.shape, None
-    if None not in shape:
-        flat = math.prod(dim for dim in shape if dim is not None)
+    shape, dims = spec.shape, [dim for dim in spec.shape if dim is not None]
+    is_flat = len(dims) == len(shape) != 1 and array.ndim == 2 and array.shape[1] == math.prod(dims)
     if _fits(array.shape, shape):
         array = array[None]
-    elif flat is not None and len(shape) != 1 and array.ndim == 2 and array.shape[1] == flat:
-        array = array.reshape(len(array), *(dim for dim in shape if dim is not None))
+    elif is_flat:
+        array = array.reshape(len(array), *dims)
     elif not _fits(array.shape[1:], shape) or not array.ndim:
-        dims = ", ".join("any" if dim is None else str(dim) for dim in ("n", *shape))
+        n_dims = ", ".join("any" if dim is None else str(dim) for dim in ("n", *shape))
         raise DataError(
-            f"{name} is {describe(array)}, and the model reads samples of {spec}: give one, or n of them as [{dims}]."
+            f"{name} is {describe(array)}, and the model reads samples of {spec}: give one, or n of them as [{n_dims}]."
         )
     return _cast(name, array, spec.dtype)
 
@@ -100,7 +98,9 @@ def _single_array(file: Path, kind: str) -> Array:
         return _numbers(file)
     if kind == ".npz":
         named = _archive(file)
-        return named[_only(list(named), file)]
+        if "inputs" not in named and len(named) != 1:
+            raise DataError(f"{file} has {', '.join(named) or 'no array'}: call the one to read `inputs`.")
+        return named["inputs"] if "inputs" in named else next(iter(named.values()))
     with _reading(file):
         array: Array = np.load(file, allow_pickle=False)
     return array
@@ -190,12 +190,6 @@ def _fitted(location: str, sample: Arrays, inputs: Inputs) -> Arrays:
             raise DataError(f"{location} is {describe(array)}, and the model reads{name} {spec}.")
         fitted.append(_cast(location, array, spec.dtype))
     return unflatten(inputs.structure, fitted)
-
-
-def _only(names: list[str], file: Path) -> str:
-    if "inputs" in names or len(names) == 1:
-        return "inputs" if "inputs" in names else names[0]
-    raise DataError(f"{file} has {', '.join(names) or 'no array'}: call the one to read `inputs`.")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ The screen shows bytes and seconds in three digits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.part.groups import turns_of
 from paddle_dp.plan.bound import Wire, bound
 from paddle_dp.plan.exchange import sent
-from paddle_dp.plan.layout import Blocks, Layout, RankMemory, Sent, rank_memories, total_parameters
+from paddle_dp.plan.layout import Blocks, Layout, RankMemory, rank_memories, total_parameters
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, duration, plural
@@ -154,9 +154,10 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     """Yields lines on the rank's traffic in a step; over a wire also its time, and the shortest step."""
     transfers = sent(blocks, layout, rank, recipe.train.micro_batches, between(recipe, layout))
     total = sum(each.bytes for each in transfers)
-    summary = ", ".join(
-        f"{axis} {amount(size)} of {payload}" for (axis, payload), size in _by_axis(transfers).items()
-    )
+    sizes: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for each in transfers:
+        sizes[each.axis, each.payload] += each.bytes
+    summary = ", ".join(f"{axis} {amount(size)} of {payload}" for (axis, payload), size in sizes.items())
     degrees, activations = layout.degrees, any(each.payload == "activations" for each in transfers)
     unknown = max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1 and not activations
     left_out = " (activations are counted for transformers only)" if unknown else ""
@@ -177,13 +178,6 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
         f"{alone}: a step that computes for {duration(compute.total)} lasts {best} at least, and {worst} where "
         "nothing is sent meanwhile"
     )
-
-
-def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:
-    sizes: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for each in transfers:
-        sizes[each.axis, each.payload] += each.bytes
-    return sizes
 
 
 def _runs(stages: tuple[tuple[int, ...], ...]) -> str:

@@ -52,8 +52,13 @@ def rank_numbers(text: str) -> list[int]:
             )
         if last > MOST_RANKS:
             raise UsageError(f"--ranks {text}: layouts are planned for up to {MOST_RANKS} cards.")
-        numbers += [first * 2**n for n in range(last.bit_length()) if first * 2**n < last] + [last]
+        numbers += doublings(first, last)
     return sorted({*numbers})
+
+
+def doublings(first: int, last: int) -> list[int]:
+    """The first number, twice it, four times …, and the last."""
+    return [first * 2**n for n in range(last.bit_length()) if first * 2**n < last] + [last]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +74,9 @@ class RecipePlan:
 
     @classmethod
     def make(
-        cls,
-        file: Path,
-        settings: Sequence[str],
-        ranks: Sequence[int],
-        device: Device,
-        price: float | None = None,
+        cls, file: Path, settings: Sequence[str], ranks: Sequence[int], device: Device, price: float | None = None,
         probe: Probe | None = None,
-    ) -> RecipePlan:
+    ) -> RecipePlan:  # fmt: skip
         """Plans the recipe in the file for each of these numbers of cards; `probe`: the device was measured. Raises
         UsageError for a recipe that cannot be planned, with the reason."""
         recipe = read_recipe(file, settings)
@@ -84,13 +84,11 @@ class RecipePlan:
         rates = SHEET if probe is None else probe.checked_rates(device, dtype, max(ranks))
         planner = planner_of(recipe, hybrid(file, settings, recipe), device, rates)
         layouts = {n: current(recipe, planner.shape, n) for n in ranks}
-        rankings = tuple(
-            planner.ranking(n, layout if isinstance(layout, Candidate) else None)
-            for n, layout in layouts.items()
-        )
+        reasons = {n: layout for n, layout in layouts.items() if isinstance(layout, str)}
+        known = {n: layout for n, layout in layouts.items() if isinstance(layout, Candidate)}
+        rankings = tuple(planner.ranking(n, known.get(n)) for n in layouts)
         if not any(ranking.legal for ranking in rankings):
             raise UsageError(_no_layout(planner, ranks))
-        reasons = {n: layout for n, layout in layouts.items() if isinstance(layout, str)}
         return cls(recipe=recipe, planner=planner, rankings=rankings, reasons=reasons, price=price)
 
     @property
@@ -183,9 +181,8 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device, rates: Rates =
         )
     length = sample_length(recipe.model.config, recipe.dataset.config)
     sizes = transformer(recipe.model.config, length, blocks)
-    if isinstance(sizes, str) and all(
-        hasattr(recipe.model.config, name) for name in ("width", "depth", "heads")
-    ):
+    names_sizes = all(hasattr(recipe.model.config, name) for name in ("width", "depth", "heads"))
+    if isinstance(sizes, str) and names_sizes:
         raise not_planned(recipe, sizes)
     planned = traced_recipe(recipe) if isinstance(sizes, str) else sizes
     shape: Shape = as_hybrid.strategy.config.shape(as_hybrid, model)
@@ -261,15 +258,13 @@ def _no_layout(planner: Planner, ranks: Sequence[int]) -> str:
     around = (n for step in range(1, first + 1) for n in (first - step, first + step) if 0 < n <= MOST_RANKS)
     near = list(islice((n for n in around if planner.has_layout(n)), 2))
     model = planner.model
-    sizes = (
-        f"heads {shape.heads}, layers {model.depth}"
-        if isinstance(model, Transformer)
-        else plural(model.blocks, "block")
-    )
+    if isinstance(model, Transformer):
+        sizes = f"heads {shape.heads}, layers {model.depth}"
+    else:
+        sizes = plural(model.blocks, "block")
     return (
         f"--ranks {','.join(map(str, ranks))}: no layout of so many cards divides the batch ({shape.batch}) and the "
-        f"model ({sizes}). Nearest: {' and '.join(map(str, sorted(near)))}; "
-        "or change train.batch."
+        f"model ({sizes}). Nearest: {' and '.join(map(str, sorted(near)))}; or change train.batch."
     )
 
 
@@ -296,11 +291,10 @@ def write_chosen(plan: RecipePlan, file: Path, settings: Sequence[str], folder: 
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UsageError(f"--write {folder}: a file has this name: name a folder.") from None
-    foretold = f"{duration(chosen.seconds)} a step" + (
-        f" (8 of 10 published runs of other software: {duration(chosen.low)} to {duration(chosen.high)})"
-        if chosen.rank
-        else " at least"
+    published = (
+        f"(8 of 10 published runs of other software: {duration(chosen.low)} to {duration(chosen.high)})"
     )
+    foretold = f"{duration(chosen.seconds)} a step {published if chosen.rank else 'at least'}"
     header = (
         f"# Planned for {plural(ranking.ranks, 'card')} {device.name}: {foretold}; {amount(chosen.memory.total)} on "
         f"the fullest{', which is tight' if chosen.tight else ''}.\n"

@@ -68,7 +68,8 @@ class PlanScreen:
         """Yields the best layout of each family, then the consequences of the chosen one, and those without a rank."""
         chosen = ranking.chosen
         if chosen is None:
-            for line in self._nothing(ranking):
+            none = f"none of the {ranking.legal} legal layouts fits: take more cards, or a device with more memory"
+            for line in (none, *self._unranked(ranking)):
                 yield from _wrapped(line)
             return
         rows = ranking.with_chosen()
@@ -98,12 +99,10 @@ class PlanScreen:
         return f"{bare}: LLaMA took up to 39 % more card-hours on A100 than planned (docs/plan.md)"
 
     def _conclusions(self, ranking: LayoutRanking, chosen: PlannedLayout) -> Iterator[str]:
-        plain = (
-            f"the plainest of rank 1{'' if chosen.tight else ' that is not tight'}"
-            if chosen.rank
-            else "the plainest of those that fit, not foretold, at least"
-        )
-        yield f"→ {plain}: {described(chosen.choice)}: {duration(chosen.seconds)}, {amount(chosen.memory.total)}"
+        among = f"rank 1{'' if chosen.tight else ' that is not tight'}"
+        among = among if chosen.rank else "those that fit, not foretold, at least"
+        size = amount(chosen.memory.total)
+        yield f"→ the plainest of {among}: {described(chosen.choice)}: {duration(chosen.seconds)}, {size}"
         yield f"  its time: {_shares(chosen.shares)}"
         alone = self.planner.local_norm_seconds(chosen.choice)
         if alone is not None:
@@ -149,10 +148,6 @@ class PlanScreen:
             yield f"  {seconds}: {described(row.choice)}, {amount(row.memory.total)}"
         for misfit in ranking.misfits:
             yield f"does not fit: {self._excess(misfit)}"
-
-    def _nothing(self, ranking: LayoutRanking) -> Iterator[str]:
-        yield f"none of the {ranking.legal} legal layouts fits: take more cards, or a device with more memory"
-        yield from self._unranked(ranking)
 
     def _excess(self, misfit: Misfit) -> str:
         memory = misfit.memory
@@ -222,14 +217,11 @@ class PlanScreen:
                 "takes the statistics of each, so another number is another training."
             )
         narrow = f" (up to {NARROW} wide)" if bars == "narrow" else ""
-        software = (
-            "They do not have this package's BatchNorm over all ranks (docs/plan.md)."
-            if bars == "traced"
-            else "They are of other software, with fused kernels (docs/plan.md)."
-        )
+        software = "are of other software, with fused kernels"
+        software = "do not have this package's BatchNorm over all ranks" if bars == "traced" else software
         yield (
             f"8 of 10 runs took at most {100 * (BARS[bars] - 1):.0f} % more than foretold, or that much less: "
-            f"{RUNS[bars]}{narrow}. {software}"
+            f"{RUNS[bars]}{narrow}. They {software} (docs/plan.md)."
         )
         yield (
             f"= cannot be told apart: within {100 * (TIE - 1):.0f} %, more than 2 of 10 pairs of published runs were "

@@ -197,12 +197,8 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
                 if loss.counted == "samples":  # a mean over its targets: a text's last window has fewer
                     total, count = total * sample.target.size, float(sample.target.size)
             yield Answer(
-                sample=sample,
-                outputs=scores[row].numpy(),
-                probabilities=shares[row],
-                total=total,
-                count=count,
-            )
+                sample=sample, outputs=scores[row].numpy(), probabilities=shares[row], total=total, count=count,
+            )  # fmt: skip
 
 
 def _classes(loss: Loss, answer: Answer, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -234,12 +230,11 @@ def _write(out: Path, answers: list[Answer]) -> None:
         raise DataError(f"{out}: the files have no samples, and nothing is written.")
     try:
         with replacing(out) as partial, partial.open("wb") as file:
-            np.savez(
-                file,
-                files=np.array([str(answer.sample.file) for answer in answers]),
-                rows=np.array([answer.sample.row for answer in answers]),
-                outputs=np.stack([answer.outputs for answer in answers]),
+            names, rows = zip(
+                *((str(answer.sample.file), answer.sample.row) for answer in answers), strict=True
             )
+            outputs = np.stack([answer.outputs for answer in answers])
+            np.savez(file, files=np.array(names), rows=np.array(rows), outputs=outputs)
     except OSError as error:
         raise DataError(f"{out} was not written: {error.strerror}.") from error
 
@@ -311,10 +306,9 @@ class _Table:
             best = int(flat.argmax())
             row |= {"class": classes[best], "probability": f"{answer.probabilities[best]:.7g}"}
         if answer.total is None:
-            names = classes or tuple(f"output_{index}" for index in range(flat.size))
-            row |= {
-                f"score {name}" if classes else name: f"{v:.7g}" for name, v in zip(names, flat, strict=True)
-            }
+            scored = [f"score {name}" for name in classes]
+            names = scored or [f"output_{index}" for index in range(flat.size)]
+            row |= {name: f"{value:.7g}" for name, value in zip(names, flat, strict=True)}
         if self._header is None:
             self._header = list(row)
             self._writer.writerow(self._header)

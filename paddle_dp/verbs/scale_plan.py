@@ -18,8 +18,8 @@ from paddle_dp.plan.scaling import ForetoldStep, MeasuredSteps, ScalingModel
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import amount, digits, duration, plural
 from paddle_dp.verbs.forecast import between, blocks_of, layout_of
+from paddle_dp.verbs.layout_plan import STRATEGIES, doublings
 
-STRATEGIES = ("single", "data_parallel", "hybrid")  # whose exchange of gradients the formula knows
 WORTH = 0.03  # a change that gives less is not named
 DISTURBED = 1.5  # a ratio of the slowest round to the fastest: something else computes on the machine
 WIDTH = 100
@@ -58,11 +58,6 @@ def _with_batch(recipe: Recipe, batch: int) -> Recipe:
     return recipe.model_copy(update={"train": replace(recipe.train, batch=batch)})
 
 
-def numbers_up_to(last: int) -> tuple[int, ...]:
-    """1, 2, 4 … and the last."""
-    return tuple(sorted({*(2**n for n in range(last.bit_length()) if 2**n <= last), last}))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScalePlan:
     """Forecasts of a recipe by number of ranks: `weak` with the recipe's batch on each rank, `strong` with that batch
@@ -97,7 +92,7 @@ class ScalePlan:
             exchange=exchange(1.0), halved=exchange(0.5) / exchange(1.0) if exchange(1.0) else 0.5,
             bar=BARS["other"] if is_cpu else SCALING,
         )  # fmt: skip
-        batch, numbers = recipe.train.batch, sorted({*numbers_up_to(last), probe.ranks})
+        batch, numbers = recipe.train.batch, sorted({*doublings(1, last), probe.ranks})
         return cls(
             recipe=recipe, probe=probe, model=model, weak=tuple(model.step(n, float(batch)) for n in numbers),
             strong=tuple(model.step(n, batch / n) for n in numbers if batch % (n * recipe.train.micro_batches) == 0),
@@ -151,13 +146,11 @@ class ScalePlan:
         yield from self.examined()
         yield self.advice()
         for series in self.published():
-            shares = ", ".join(
-                f"{n} cards {share:.0%}" for n, share in series.efficiencies().items() if n > 1
-            )
+            efficiencies = series.efficiencies().items()
+            shares = ", ".join(f"{n} cards {share:.0%}" for n, share in efficiencies if n > 1)
             yield f"published: {series.name} ({OWNERS[series.owner]}): {shares}"
-        kind = (
-            "42 points of Paddle's published series" if probe.kind != "cpu" else "no published run is of CPUs"
-        )
+        is_cpu = probe.kind == "cpu"
+        kind = "no published run is of CPUs" if is_cpu else "42 points of Paddle's published series"
         yield f"bars: the spread of the rounds here, times {model.bar:g} ({kind}): docs/plan.md"
 
     def efficiency(self, step: ForetoldStep) -> float:
@@ -174,9 +167,8 @@ class ScalePlan:
         noun = "rank" if self.probe.kind == "cpu" else "card"
         for step in self.model.together[:1]:
             ratio, low, high = step.times(single)
-            answer = (
-                "yes" if low > 1 else "no" if high < 1 else "it cannot be told, the rounds differ too much"
-            )
+            unsure = "it cannot be told, the rounds differ too much"
+            answer = "yes" if low > 1 else "no" if high < 1 else unsure
             called = f"a second {noun}" if step.ranks == 2 else f"{step.ranks} {noun}s instead of one"
             yield (
                 f"Does {called} pay? {answer}: {ratio:.2f} times the samples a second ({low:.2f} … {high:.2f} in "
@@ -228,9 +220,9 @@ class ScalePlan:
 
     def advice(self) -> str:
         """The cheapest changes, each with its gain."""
-        gains = [f"{name}: {gain:+.0%} samples/s" for gain, name in self.changes() if gain >= WORTH]
         if not self.model.together:
             return "What a change would give is foretold after a measurement on 2 ranks."
+        gains = [f"{name}: {gain:+.0%} samples/s" for gain, name in self.changes() if gain >= WORTH]
         return (
             f"Changes that would help: {'; '.join(gains)}."
             if gains
@@ -277,11 +269,7 @@ class ScalePlan:
             (left, self.weak, lambda step: 100 * self.efficiency(step)),
             (right, self.strong, self.speed_up),
         ):
-            for kind, marker, label in (
-                ("measured", "o", "measured"),
-                ("foretold", "s", "foretold"),
-                ("bound", "v", "at most"),
-            ):
+            for kind, marker in {"measured": "o", "foretold": "s", "bound": "v"}.items():
                 shown = [step for step in steps if step.kind == kind]
                 if not shown:
                     continue
@@ -291,7 +279,7 @@ class ScalePlan:
                 bars = [below, above] if kind != "bound" else None
                 axis.errorbar(
                     [step.ranks for step in shown], values, yerr=bars, fmt=marker, ms=6, capsize=3, color="C0",
-                    mfc="C0" if kind == "measured" else "white", label=label,
+                    mfc="C0" if kind == "measured" else "white", label="at most" if kind == "bound" else kind,
                 )  # fmt: skip
             numbers = [step.ranks for step in steps]
             axis.set_xscale("log", base=2)

@@ -14,8 +14,9 @@ from paddle_dp.errors import UsageError
 from paddle_dp.plan.error_bars import SCALING
 from paddle_dp.plan.scaling import MeasuredSteps
 from paddle_dp.recipe import read_recipe
+from paddle_dp.verbs.layout_plan import doublings
 from paddle_dp.verbs.scale import probe_lines, product_shapes
-from paddle_dp.verbs.scale_plan import ScalePlan, check_scalable, gradient_bytes, numbers_up_to
+from paddle_dp.verbs.scale_plan import ScalePlan, check_scalable, gradient_bytes
 from tests.plan.test_probe import probe
 from tests.plan.test_scaling import steps
 
@@ -33,8 +34,8 @@ def plan(
 
 
 def test_numbers_double_up_to_the_last() -> None:
-    assert numbers_up_to(64) == (1, 2, 4, 8, 16, 32, 64)
-    assert numbers_up_to(6) == (1, 2, 4, 6) and numbers_up_to(1) == (1,)
+    assert doublings(1, 64) == [1, 2, 4, 8, 16, 32, 64]
+    assert doublings(1, 6) == [1, 2, 4, 6] and doublings(1, 1) == [1]
 
 
 def test_the_measured_number_of_ranks_has_a_row() -> None:
