@@ -142,9 +142,8 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     """Checks how far the nodes' clocks differ; a node has `each` ranks."""
     rank, skew = max(enumerate(report["skews"]), key=lambda pair: abs(pair[1]))
     farthest, first = (f"node {n // each} ({report['hosts'][n]})" for n in (rank, 0))
-    detail = (
-        f"{farthest} is {skew:+.3f} s from {first}, the farthest" if round(skew, 3) else "all nodes agree"
-    )
+    apart = f"{farthest} is {skew:+.3f} s from {first}, the farthest"
+    detail = apart if round(skew, 3) else "all nodes agree"
     if abs(skew) > MAX_SKEW:
         todo = "Logs and the first cause of a failure are ordered by the clock: let all nodes follow a time server."
         return DoctorCheck("clocks", detail, "look", todo)

@@ -26,9 +26,8 @@ def measured_rates(bench: Bench, dtype: str, shapes: Sequence[Shape] = ()) -> Pr
     request = {"device": "cpu" if bench.is_cpu else "auto", "dtype": dtype, "shapes": shapes, "sizes": SIZES}
     report = _report(bench, "rates", json.dumps(request))
     machine, here = report["machine"], Machine.here()
-    ranks = report["ranks"]
+    ranks, cards = report["ranks"], [] if bench.is_cpu else machine["cards"]
     node = len(here.devices) if not bench.is_cpu else max(1, here.cores // max(1, report["threads"]))
-    cards = machine["cards"] if not bench.is_cpu else []
     memory = cards[0].get("memory") if cards else (available_memory() or machine["memory"]) / node
     return Probe(
         kind=bench.kind, dtype=dtype, ranks=ranks, node=max(node, ranks),
@@ -50,11 +49,8 @@ def check_machine(probe: Probe, bench: Bench, file: Path) -> None:
     )  # fmt: skip
     if here != there:
         names = ("processor", "processors", "device", "ranks", "threads")
-        other = ", ".join(
-            f"{name} {theirs}, not {ours}"
-            for name, theirs, ours in zip(names, there, here, strict=True)
-            if theirs != ours
-        )
+        rows = zip(names, there, here, strict=True)
+        other = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in rows if theirs != ours)
         raise UsageError(f"--measured {file}: it was measured elsewhere ({other}): measure again.")
 
 
@@ -75,10 +71,10 @@ def measured_scaling(
     if bench.is_cpu:
         settings.append("train.device=cpu")
     report = _report(bench, "steps", str(recipe), json.dumps(possible), *settings)
+    rows = report["steps"]
     return [
-        MeasuredSteps.from_rounds(row["ranks"], row["batch"] / row["ranks"], row["rounds"])
-        for row in report["steps"]
-    ]  # fmt: skip
+        MeasuredSteps.from_rounds(row["ranks"], row["batch"] / row["ranks"], row["rounds"]) for row in rows
+    ]
 
 
 def _report(bench: Bench, task: str, *arguments: str) -> dict[str, Any]:

@@ -121,9 +121,8 @@ def product_timings(timer: CallTimer, request: dict[str, Any], busy: int) -> Ite
     squares = [(side, side, side) for side in _by_device(SQUARES, timer.mesh.device)]
     for shape in dict.fromkeys([*squares, *map(tuple, request["shapes"])]):
         for transpose in ("",) if shape in squares else ("", "x", "y"):
-            m, n, k = shape if not transpose else (shape[2], shape[1], shape[0]) if transpose == "x" else (
-                shape[0], shape[2], shape[1]
-            )  # fmt: skip
+            m, n, k = shape
+            m, n, k = {"": (m, n, k), "x": (k, n, m), "y": (m, k, n)}[transpose]
             x = paddle.ones([k, m] if transpose == "x" else [m, k]).astype(request["dtype"])
             y = paddle.ones([n, k] if transpose == "y" else [k, n]).astype(request["dtype"])
 
@@ -171,10 +170,9 @@ def collective_timings(timer: CallTimer, sizes: Sequence[int]) -> Iterator[Colle
         }  # fmt: skip
         for operation, call in calls.items():
             if timing := timer(call, inf):
-                ways = 2 if operation == "send" else 1
-                count = 4 * elements * mesh.ranks
-                halved = {name: seconds / ways for name, seconds in timing.items()}
-                yield CollectiveTiming(operation=operation, ranks=mesh.ranks, bytes=count, **halved)
+                ways, size_sent = 2 if operation == "send" else 1, 4 * elements * mesh.ranks
+                one_way = {name: seconds / ways for name, seconds in timing.items()}
+                yield CollectiveTiming(operation=operation, ranks=mesh.ranks, bytes=size_sent, **one_way)
 
 
 def gathered(tensor: Tensor) -> None:
@@ -220,14 +218,10 @@ def steps(recipe_file: str, batches: str, *overrides: str) -> Report:
         spent = mesh.sum([time.perf_counter() - began])[0] / mesh.ranks
         if number + 1 >= LEAST_ROUNDS and spent > STEPS_SECONDS:
             break
-    report = {
-        "steps": [
-            {"ranks": ranks, "batch": batch, "rounds": rounds}
-            for (ranks, batch), rounds in zip(requested, seconds, strict=True)
-        ]
-    }  # fmt: skip
     mesh.wait("measured")
-    return report, mesh.is_main
+    pairs = zip(requested, seconds, strict=True)
+    rows = [{"ranks": ranks, "batch": batch, "rounds": rounds} for (ranks, batch), rounds in pairs]
+    return {"steps": rows}, mesh.is_main
 
 
 class StepRounds:

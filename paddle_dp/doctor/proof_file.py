@@ -33,9 +33,8 @@ _QUOTED_PATH = re.compile(r"""(?<!\w)(['"`])[^'"`\n]*/[^'"`\n]*\1(?!\w)""")
 _PATH = re.compile(r"(?:~[\w.-]*|[^\s'\"`()<>\[\]{},;=]*)/[^\s'\"`()\[\]{},;]*|~[\w.-]+")
 _ADDRESSES = (
     re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)(?::\d+)?"),  # IPv4, with a port
-    re.compile(
-        r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,}[0-9a-fA-F]{0,4}(?:%\w+)?(?![\w:])"
-    ),  # IPv6, and of hardware
+    # IPv6, and of hardware
+    re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,}[0-9a-fA-F]{0,4}(?:%\w+)?(?![\w:])"),
 )
 
 
@@ -69,7 +68,8 @@ class Scrubber:
         host, home = socket.gethostname(), Path.home()
         users = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME")]
         with suppress(KeyError, OSError):  # a container may run as a user without a name
-            users += [getpass.getuser(), *_names(pwd.getpwuid(os.getuid()))]
+            entry = pwd.getpwuid(os.getuid())
+            users += [getpass.getuser(), entry.pw_name, entry.pw_gecos.partition(",")[0]]
         known = [home, Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix), *folders]
         return cls(
             hosts=_longest_first([host, host.partition(".")[0]]),
@@ -98,10 +98,6 @@ class Scrubber:
         if isinstance(value, dict):
             return {key: item if key == VERSIONS else self.value(item) for key, item in value.items()}
         return [self.value(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _names(entry: pwd.struct_passwd) -> list[str]:
-    return [entry.pw_name, entry.pw_gecos.partition(",")[0]]
 
 
 def _longest_first(names: Iterable[str]) -> tuple[str, ...]:

@@ -93,9 +93,8 @@ def run_steps(steps: dict[str, ProveStep], bench: Bench, seconds: float) -> Iter
 def failed_row(step: str, name: str, result: ChildResult) -> ProofRow:
     """Returns the row of a child that did not end well."""
     if result.is_cut:
-        sentence = (
-            f"ended after {result.seconds:.0f} s: the time of this step was up. Give more with --minutes."
-        )
+        ending = f"ended after {result.seconds:.0f} s"
+        sentence = f"{ending}: the time of this step was up. Give more with --minutes."
         return ProofRow(step=step, name=name, sentence=sentence, state="look", seconds=result.seconds)
     status = f"exit status {result.status}" if result.status >= 0 else signal.Signals(-result.status).name
     ending = f"did not end in {result.seconds:.0f} s" if result.late else f"ended with {status}"

@@ -18,7 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,9 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(), "numpy": numpy.__version__, "paddle_dp": __version__,
         "linux": (re.match(r"\d+\.\d+", platform.release()) or [""])[0],
     }  # fmt: skip
-    texts = {name: str(version) for name, version in known.items()}
-    return {name: _version(text) for name, text in texts.items() if text not in ("", "False", "0")}
-
-
-def _version(text: str) -> str:
-    return (re.match(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,47}", text) or ["unknown"])[0]
+    texts = {name: str(version) for name, version in known.items() if str(version) not in ("", "False", "0")}
+    harmless = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,47}")
+    return {name: (harmless.match(text) or ["unknown"])[0] for name, text in texts.items()}
 
 
 def commit(folder: Path) -> str | None:
@@ -150,9 +148,8 @@ def speed(recipe_name: str, *overrides: str) -> dict[str, Any]:
 
 def _round(loops: dict[str, Callable[[int], None]], number: int) -> dict[str, float]:
     """Returns the seconds of a step of each loop; each round begins with the other loop."""
-    order = list(loops) if number % 2 else list(reversed(loops))
     seconds = {}
-    for name in order:
+    for name in loops if number % 2 else reversed(loops):
         began = time.perf_counter()
         loops[name](STEPS)
         seconds[name] = (time.perf_counter() - began) / STEPS
@@ -187,19 +184,12 @@ def _bare(recipe: Recipe) -> Callable[[int], None]:
     loss_function = paddle.nn.CrossEntropyLoss()
     loader = Loader.plain(recipe.dataset.build("train"), recipe.train.batch)
 
-    def batches() -> Iterator[tuple[Any, Any]]:
-        epoch = 0
-        while True:
-            for batch in loader.read(epoch):
-                yield batch.micro_batches[0].inputs, batch.micro_batches[0].targets
-            epoch += 1
-
-    source = batches()
+    batches = chain.from_iterable(map(loader.read, count()))
 
     def run(steps: int) -> None:
-        for _ in range(steps):
-            inputs, targets = next(source)
-            loss_function(model(inputs), targets).backward()
+        for batch in islice(batches, steps):
+            samples = batch.micro_batches[0]
+            loss_function(model(samples.inputs), samples.targets).backward()
             optimizer.step()
             optimizer.clear_grad()
             schedule.step()

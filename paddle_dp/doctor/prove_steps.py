@@ -9,7 +9,6 @@ import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from paddle_dp.doctor.bench import Bench, ChildResult
@@ -83,26 +82,23 @@ def layouts_for(ranks: int) -> list[Layout]:
     """
     if ranks < 2:
         return []
-    unsplit: list[Layout] = [
-        ("data_parallel", ["strategy.use=data_parallel"]),
-        (f"data {ranks}", ["strategy.use=hybrid"]),
-    ]
     degree = math.gcd(ranks, MOST_SPLITS)
-    stages = min(degree, 4)
-    split: list[tuple[dict[str, int], list[str]]] = [
-        ({"tensor": degree}, []),
-        ({"tensor": degree}, ["sequence_parallel=true"]),
-        ({"pipeline": stages}, ["pipeline_schedule=1f1b"]),
-        ({"pipeline": stages}, ["pipeline_schedule=interleaved"]),
-        *(({"sharding": degree}, [f"sharding_stage={stage}"]) for stage in (1, 2, 3)),
-        ({"sequence": degree}, []),
-    ]
-    mixed: list[tuple[dict[str, int], list[str]]] = [
-        ({"tensor": 2, "pipeline": 2}, []),
-        ({"sharding": 2, "tensor": 2}, ["sharding_stage=2", "sequence_parallel=true"]),
-    ]
-    rows = [*(split if degree > 1 else []), ({}, ["recompute=full"]), *(mixed if degree > 2 else [])]
-    layouts = [*unsplit, *(_layout(ranks, *row) for row in rows)]
+    rows: list[tuple[dict[str, int], list[str]]] = []
+    if degree > 1:
+        stages = min(degree, 4)
+        rows += [
+            ({"tensor": degree}, []), ({"tensor": degree}, ["sequence_parallel=true"]),
+            ({"pipeline": stages}, ["pipeline_schedule=1f1b"]),
+            ({"pipeline": stages}, ["pipeline_schedule=interleaved"]),
+            *(({"sharding": degree}, [f"sharding_stage={stage}"]) for stage in (1, 2, 3)),
+            ({"sequence": degree}, []),
+        ]  # fmt: skip
+    rows.append(({}, ["recompute=full"]))
+    if degree > 2:
+        rows.append(({"tensor": 2, "pipeline": 2}, []))
+        rows.append(({"sharding": 2, "tensor": 2}, ["sharding_stage=2", "sequence_parallel=true"]))
+    layouts = [("data_parallel", ["strategy.use=data_parallel"]), (f"data {ranks}", ["strategy.use=hybrid"])]
+    layouts += [_layout(ranks, *row) for row in rows]
     return [(name, [*settings, *sizes_for(degree)]) for name, settings in layouts]
 
 
@@ -130,11 +126,10 @@ def layouts(bench: Bench) -> Iterator[ProofRow]:
 
 def precision(bench: Bench) -> Iterator[ProofRow]:
     """Yields a row for each low precision, verified in data_parallel."""
-    precisions = [(dtype, level) for dtype in ("bfloat16", "float16") for level in ("O1", "O2")]
     rows: list[Layout] = [
         (f"{dtype} {level}", ["strategy.use=data_parallel", f"train.precision.dtype={dtype}",
                               f"train.precision.level={level}", "train.batch=16"])
-        for dtype, level in precisions
+        for dtype in ("bfloat16", "float16") for level in ("O1", "O2")
     ]  # fmt: skip
     yield from _verified("precision", rows if bench.ranks > 1 else [], bench)
 
@@ -168,9 +163,8 @@ def verified_row(step: str, name: str, settings: Sequence[str], result: ChildRes
     sentence = f"{verdict['verdict']}, largest r {largest:.2g}, {result.seconds:.1f} s"
     if result.status != SAME:
         sentence = f"{sentence}: {difference or verdict['sentences'][-1]}"
-    state, agrees = {SAME: ("ok", True), DIFFERENT: ("mend", False), NOTHING_PROVEN: ("look", None)}[
-        result.status
-    ]
+    outcomes = {SAME: ("ok", True), DIFFERENT: ("mend", False), NOTHING_PROVEN: ("look", None)}
+    state, agrees = outcomes[result.status]
     return ProofRow(
         step=step, name=name, sentence=sentence, state=state, agrees=agrees, seconds=result.seconds,  # type: ignore[arg-type]
         values={
@@ -229,7 +223,7 @@ def speed_settings(bench: Bench, ranks: int) -> list[str]:
 def step_events(bench: Bench, ranks: int) -> list[dict[str, Any]]:
     """Returns the readings of the training on `ranks` ranks, without the first, in which kernels are chosen."""
     lines = (bench.folder / f"speed-{ranks}" / "metrics.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
+    events = map(json.loads, lines)
     return [event for event in events if event["event"] == "step" and event["step"] > READ_EVERY]
 
 
@@ -307,7 +301,7 @@ def _certificate(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def _report(bench: Bench, name: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(Path(bench.folder / name).read_text("utf-8"))
+    report: dict[str, Any] = json.loads((bench.folder / name).read_text("utf-8"))
     return report
 
 
