@@ -62,9 +62,8 @@ def _file_of(use: str, home: Path) -> str:
     file = Path(spec.origin) if spec.origin else None
     inside = [Path(root) for root in spec.submodule_search_locations or ()]
     for name in rest:
-        step = next(
-            (root / name for root in inside if (root / name).is_dir() or module_file(root / name)), None
-        )
+        paths = (root / name for root in inside)
+        step = next((path for path in paths if path.is_dir() or module_file(path)), None)
         if step is None:
             break
         file, inside = module_file(step) or file, [step]
@@ -96,14 +95,10 @@ def changed(recipe: Path) -> list[tuple[Path, Path]]:
     roots = [Path.cwd(), *(Path(relative_path) for relative_path in sys.path if relative_path)]
     changed_files = []
     for copy in sorted(copies.rglob("*.py")):
-        relative_path = copy.relative_to(copies)
-        shelf = relative_path.parts[0] == "models"
-        candidates = (
-            [f / Path(*relative_path.parts[1:]) for f in folders("models", recipe)]
-            if shelf
-            else [r / relative_path for r in roots]
-        )
-        file = next((file for file in candidates if file.is_file()), copy)
+        relative_path, among = copy.relative_to(copies), roots
+        if relative_path.parts[0] == "models":
+            relative_path, among = Path(*relative_path.parts[1:]), folders("models", recipe)
+        file = next(filter(Path.is_file, (root / relative_path for root in among)), copy)
         if file.read_bytes() != copy.read_bytes():
             changed_files.append((file, copy))
     return changed_files
@@ -119,26 +114,21 @@ def _user_modules() -> Iterator[tuple[Path, Path]]:
     def is_library(path: Path) -> bool:
         return "site-packages" in path.parts or any(path.is_relative_to(root) for root in ours)
 
-    for name, module in list(sys.modules.items()):
-        source = getattr(module, "__file__", None)
+    for name, imported in list(sys.modules.items()):
+        source = getattr(imported, "__file__", None)
         if not isinstance(source, str) or not source.endswith(".py") or name == "__main__":
             continue
         parent = os.path.dirname(source)
         if parent not in library_folders:  # a few hundred, for thousands of modules
-            folder = Path(parent).resolve()
-            library_folders[parent] = is_library(folder)
+            library_folders[parent] = is_library(Path(parent).resolve())
         if library_folders[parent] and not os.path.islink(source):
             continue
         file = Path(source).resolve()
         if is_library(file):
             continue
         segments = name.split(".")
-        relative_path = (
-            Path(*segments, "__init__.py")
-            if file.name == "__init__.py"
-            else Path(*segments).with_suffix(".py")
-        )
-        if segments[0] == "models" or any(
-            file == (root / relative_path).resolve() for root in (here, *copy_folders)
-        ):
+        module = [*segments, "__init__"] if file.name == "__init__.py" else segments
+        relative_path = Path(*module).with_suffix(".py")
+        candidates = ((root / relative_path).resolve() for root in (here, *copy_folders))
+        if segments[0] == "models" or file in candidates:
             yield relative_path, file

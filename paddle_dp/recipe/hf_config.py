@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -97,24 +98,20 @@ def file_in(folder: Path) -> str:
 def read(folder: Path, name: str | None = None, setting: str = f"model.{KEY}") -> dict[str, Any]:
     """The keys of a folder's config.json, or of another file of settings, nested ones with dots. Raises RecipeError,
     for the recipe's `setting`, if it cannot be read."""
-    file = folder / (name := name or file_in(folder))
-
-    def _wrong(message: str) -> RecipeError:
-        return RecipeError([Mistake(where="", message=f"{setting}: {message}")])
-
+    file, wrong = folder / (name := name or file_in(folder)), partial(_wrong, setting=setting)
     try:
         if file.stat().st_size > _LARGEST:
-            raise _wrong(f"{file} is no {name}: it is larger than {_LARGEST >> 20} MB")
+            raise wrong(f"{file} is no {name}: it is larger than {_LARGEST >> 20} MB")
         content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         there = "there is no such folder" if not folder.is_dir() else f"there is no {name} in it"
-        raise _wrong(f"{folder}: {there}") from None
+        raise wrong(f"{folder}: {there}") from None
     except OSError as error:
-        raise _wrong(f"{file} cannot be read: {error.strerror}") from None
+        raise wrong(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"{file} is not JSON: {error}") from None
+        raise wrong(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise _wrong(f"{file} is not a group of settings")
+        raise wrong(f"{file} is not a group of settings")
     if name == OLD_FILE:
         content = _without_init_args(content)
     if isinstance(labels := content.get("id2label"), dict):
@@ -175,7 +172,8 @@ def settings_of(
         if key in table.get("computed", {}) and value == _meant(table["computed"][key], values):
             value = None
         if value is not ...:
-            settings[field] = _translate(table, field, value)
+            words = table.get("words", {}).get(field)
+            settings[field] = value if words is None else words.get(value)
         elif field in REQUIRED:
             raise _wrong(f"{file} has no {key}")
     settings |= (always := table.get("always", {}))
@@ -292,11 +290,6 @@ def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
     return allowed
 
 
-def _translate(table: Mapping[str, Any], field: str, value: Any) -> Any:
-    values_by_name = table.get("words", {}).get(field)
-    return value if values_by_name is None else values_by_name.get(value)
-
-
 def written(config: Any) -> dict[str, Any]:
     """The content of config.json for our Config. Raises UsageError if it has no table, or a value that theirs does not
     support."""
@@ -356,5 +349,5 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _wrong(message: str) -> RecipeError:
-    return RecipeError([Mistake(where="", message=f"model.{KEY}: {message}")])
+def _wrong(message: str, setting: str = f"model.{KEY}") -> RecipeError:
+    return RecipeError([Mistake(where="", message=f"{setting}: {message}")])

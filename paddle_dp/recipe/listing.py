@@ -44,11 +44,8 @@ def part(shelf: str, name: str) -> Group:
         raise UsageError(f"There is no {SHELVES[shelf]} '{name}'.{hint}")
     config = find(shelf, name)
     help_line = summary(shelf, name) if name in known else (config.__doc__ or "").split("\n")[0]
-    key = (
-        f"{shelf}: [{{use: {name}}}]"
-        if shelf in ("metrics", "callbacks")
-        else f"{SHELVES[shelf]}: {{use: {name}}}"
-    )
+    use = f"{{use: {name}}}"
+    key = f"{shelf}: [{use}]" if shelf in ("metrics", "callbacks") else f"{SHELVES[shelf]}: {use}"
     title = Text.assemble((key, "bold"), f"  {help_line}")
     return Group(title, *_notes(config), _settings(config), *_annotations(shelf, config), "")
 
@@ -73,25 +70,25 @@ def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
     """The keys that a recipe may give for this part in addition to its settings."""
     setting_names = {setting.name for setting in settings_of(config)}
     keys = [setting.name for setting in settings_of(Annotation) if setting.name not in setting_names]
-    if shelf == "models" and keys:
-        text = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
-        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
-    if shelf == "optimizers":
-        text = "and groups: parameters by name that are frozen, or have another rate or decay (docs/fine-tuning.md)"
-        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
-    if shelf == "datasets":
-        text = "and reading: each, or scatter where only rank 0 can read the data (docs/parallelism.md)"
-        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
-    if shelf == "models" and hf_config.has_table(config):
-        yield Padding(Text(f"and {hf_config.KEY}: {hf_config.MEANING}", style="dim"), (0, 0, 0, 2))
+    notes = {
+        "models": [f"{', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"] * bool(keys),
+        "optimizers": [
+            "groups: parameters by name that are frozen, or have another rate or decay (docs/fine-tuning.md)"
+        ],
+        "datasets": ["reading: each, or scatter where only rank 0 can read the data (docs/parallelism.md)"],
+    }  # fmt: skip
+    if hf_config.has_table(config):
+        notes["models"].append(f"{hf_config.KEY}: {hf_config.MEANING}")
+    for note in notes.get(shelf, ()):
+        yield Padding(Text(f"and {note}", style="dim"), (0, 0, 0, 2))
 
 
 def _settings(config: type[Any]) -> Padding:
     table = Table(box=None, show_header=True, header_style="dim")
-    for column in ("setting", "default", "type", "meaning"):
-        table.add_column(
-            column, style="cyan" if column == "setting" else "", ratio=3 if column == "meaning" else None
-        )
+    table.add_column("setting", style="cyan")
+    table.add_column("default")
+    table.add_column("type")
+    table.add_column("meaning", ratio=3)
     for setting in settings_of(config):
         default = "[red]must be given[/red]" if setting.default is None else escape(setting.default)
         table.add_row(setting.name, default, escape(setting.type), escape(setting.meaning))

@@ -27,13 +27,9 @@ class _UnknownKeyError(Exception):
 
 @dataclass(frozen=True)
 class _Override:
-    text: str
+    location: str
     keys: tuple[str, ...]
     value: Any
-
-    @property
-    def location(self) -> str:
-        return override_location(self.text)
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -66,7 +62,7 @@ def _read(text: str, page: YamlDocument) -> _Override | None:
         return None
     parsed = parse(value, location, numbered=False)
     page.mistakes += parsed.mistakes
-    return None if parsed.mistakes else _Override(text, keys, parsed.values)
+    return None if parsed.mistakes else _Override(location, keys, parsed.values)
 
 
 def _put(page: YamlDocument, override: _Override) -> None:
@@ -87,13 +83,11 @@ def _put(page: YamlDocument, override: _Override) -> None:
     key = _key(group, last, path)
     if key == "use":  # another part: the previous settings go
         group.clear()
-        _forget(page, path)
-        page.source_lines[path] = override.location
+        _locate(page, path, override.location)
     if isinstance(group, list) and key == len(group):
         group.append(None)
     group[key] = override.value
-    _forget(page, path := (*path, key))
-    page.source_lines[path] = override.location
+    _locate(page, (*path, key), override.location)
 
 
 def _key(group: Any, segment: str, path: Keys) -> str | int:
@@ -116,10 +110,11 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
     return uses.index(segment)
 
 
-def _forget(page: YamlDocument, path: Keys) -> None:
-    """Deletes the locations of keys that an override removed."""
+def _locate(page: YamlDocument, path: Keys, location: str) -> None:
+    """Sets the location of a key, and deletes those of the keys below, which an override removed."""
     for known in [k for k in page.source_lines if k[: len(path)] == path]:
         del page.source_lines[known]
+    page.source_lines[path] = location
 
 
 def _in_callbacks(name: str) -> str:

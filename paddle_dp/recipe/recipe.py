@@ -121,9 +121,8 @@ class Recipe(BaseModel):
     def _groups_fit(self, info: ValidationInfo) -> Recipe:
         """Checks the optimizer's groups, the adapter and turns against the model, if it can be built without memory."""
         check_turns(self)
-        named = (
-            self.optimizer.groups or self.adapter or self.turns or hasattr(self.optimizer.config, "prepare")
-        )
+        prepares = hasattr(self.optimizer.config, "prepare")
+        named = self.optimizer.groups or self.adapter or self.turns or prepares
         if named and (info.context or {}).get("tries", True):
             try:
                 with lazily():
@@ -156,9 +155,8 @@ def check_turns(recipe: Recipe) -> None:
     """Raises ValueError for turns next to a setting that would act on one loss, or under a strategy without turns."""
     if not recipe.turns:
         return
-    if (
-        recipe.loss is not None and "optimizer" in recipe.model_fields_set
-    ):  # a script's stand-in holds the turns' loss
+    # A script's stand-in holds the turns' loss.
+    if recipe.loss is not None and "optimizer" in recipe.model_fields_set:
         raise ValueError("loss: each of the turns has a loss: leave it out, or set turns.<name>.loss")
     if min(turn.every.count for turn in recipe.turns.values()) > 1:
         raise ValueError("turns: none has its turn in every step: leave `every` out of one of them")

@@ -227,12 +227,11 @@ class TurnSettings:
         check_steps(every=self.every)
         if not self.match:
             raise ValueError("match: is empty, so that nothing is trained")
-        if self.optimizer is not None and (
-            self.optimizer.groups or hasattr(self.optimizer.config, "prepare")
-        ):
-            given = "groups" if self.optimizer.groups else self.optimizer.name
+        optimizer = self.optimizer
+        if optimizer is not None and (optimizer.groups or hasattr(optimizer.config, "prepare")):
+            named = "groups" if optimizer.groups else optimizer.name
             raise ValueError(
-                f"optimizer: {given} acts on the whole model: set it in the recipe's own optimizer"
+                f"optimizer: {named} acts on the whole model: set it in the recipe's own optimizer"
             )
 
 

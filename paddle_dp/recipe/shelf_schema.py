@@ -75,20 +75,17 @@ class OnShelf:
             described["properties"] = {**further, **described.get("properties", {})}
         if self.shelf == "models" and hf_config.has_table(find(self.shelf, name)):
             described["properties"][hf_config.KEY] = {"type": "string", "description": hf_config.MEANING}
-        use = {"const": name, "description": summary(self.shelf, name)}
+        meaning = summary(self.shelf, name)
         return {
-            **described,
-            "title": name,
-            "description": summary(self.shelf, name),
-            "properties": {"use": use, **described.get("properties", {})},
+            **described, "title": name, "description": meaning,
+            "properties": {"use": {"const": name, "description": meaning}, **described.get("properties", {})},
             "required": ["use", *described.get("required", [])],
-        }
+        }  # fmt: skip
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
     schema = adapter(kind).json_schema(schema_generator=EditorSchema)
-    definitions = schema.pop("$defs", {})
-    inlined: dict[str, Any] = _inlined(schema, definitions)
+    inlined: dict[str, Any] = _inlined(schema, schema.pop("$defs", {}))
     return inlined
 
 

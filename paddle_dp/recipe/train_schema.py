@@ -101,9 +101,8 @@ def _global_number(value: Any) -> Any:
 
 def _or_text(example: str) -> WithJsonSchema:
     """The schema for editors of a number that may be a text like `example`."""
-    return WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "examples": [example]}]}
-    )
+    text = {"type": "string", "examples": [example]}
+    return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, text]})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,9 +80,7 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
     """Parses YAML 1.2 as a page. `numbered`: locations are "name:line", otherwise the name alone."""
     page = YamlDocument(name)
     if _brackets(text) > DEEPEST:
-        page.mistakes.append(
-            Mistake(where=name, message=f"opens more than {DEEPEST} brackets within each other")
-        )
+        page.complain((), f"opens more than {DEEPEST} brackets within each other")
         return page
     reader = YAML(typ="safe", pure=True)
     try:
@@ -93,9 +91,10 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
         message = ", ".join(filter(None, (error.context, error.problem)))
         page.mistakes.append(Mistake(where=where, message=f"this is not YAML: {message}"))
     except _TooMuchError:
-        message = f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
-        page.mistakes.append(Mistake(where=name, message=message))
         page.source_lines.clear()
+        page.complain(
+            (), f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
+        )
     except (YAMLError, RecursionError) as error:
         page.mistakes.append(Mistake(where=name, message=f"this is not YAML: {str(error).splitlines()[0]}"))
     return page
