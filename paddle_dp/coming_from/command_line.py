@@ -81,9 +81,7 @@ class Command:
 
     def _keep(self, file: Path, name: str, values: list[str]) -> None:
         option_name = name.removeprefix(f"{LAUNCHER}.")
-        is_last = (
-            option_name in _LAUNCHERS
-        )  # a launcher's option has one value; the program's name follows it
+        is_last = option_name in _LAUNCHERS  # it has one value; the program's name follows it
         read = [_value(each) for each in (values[:1] if is_last else values)]
         value = True if not read else read[0] if len(read) == 1 else read
         if self.options.setdefault(name, value) != value:

@@ -79,9 +79,8 @@ def _sources(c: Configuration, split: str) -> list[_Source]:
     if not (paths := _entries(c.take(key))):
         return []
     types = _entries(c.take(f"{split}_dataset_type", "erniekit")) or ["erniekit"]
-    shares = _entries(
-        c.take(f"{split}_dataset_prob", "1.0" if len(paths) == 1 else ",".join("1" * len(paths)))
-    )
+    equal = "1.0" if len(paths) == 1 else ",".join("1" * len(paths))
+    shares = _entries(c.take(f"{split}_dataset_prob", equal))
     if split == "eval":
         c.carried -= {"eval_dataset_prob"}
         c.without_counterpart("eval_dataset_prob", "every held-out sample counts once")
@@ -94,10 +93,8 @@ def _sources(c: Configuration, split: str) -> list[_Source]:
     except ValueError:
         c.reject(f"{split}_dataset_prob", "needs a number for each path, such as 0.8,0.2")
     if unknown := [name for name in types if name not in _FORMS]:
-        c.lose_key(
-            f"{split}_dataset_type",
-            f"{unknown[0]}: lines are read as messages; erniekit has src and tgt, too",
-        )
+        reason = f"{unknown[0]}: lines are read as messages; erniekit has src and tgt, too"
+        c.lose_key(f"{split}_dataset_type", reason)
     if any("#" in path for path in paths):
         c.lose_key(key, "all lines of a file are read: the number behind # is left out")
     read = [
@@ -194,10 +191,8 @@ def _in_folder(c: Configuration, name: str, evaluates: bool) -> Section:
 def _longer(c: Configuration) -> Section:
     strategy = choice(c.take("truncation_strategy", "delete"))
     if strategy not in ("delete", "right"):
-        c.lose_key(
-            "truncation_strategy",
-            "of longer conversations the beginning is read (right), or nothing (delete)",
-        )
+        reason = "of longer conversations the beginning is read (right), or nothing (delete)"
+        c.lose_key("truncation_strategy", reason)
     return {"longer": "leave_out"} if strategy == "delete" else {}
 
 

@@ -174,9 +174,8 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
 
 def _model(c: Configuration, folder: Path | None) -> PublishedModel:
     is_new = not c.values.get("model_name_or_path") and bool(c.values.get("config_name"))
-    model = published_model(
-        c, "config_name" if is_new else "model_name_or_path", folder, with_weights=not is_new
-    )
+    key = "config_name" if is_new else "model_name_or_path"
+    model = published_model(c, key, folder, with_weights=not is_new)
     for key in ("model_name_or_path", "config_name", "model_type"):
         c.take(key)
     return model
@@ -296,9 +295,8 @@ def _zero_stage(c: Configuration) -> int:
     if isinstance(named, str) and named:
         file = c.named_file(named)
         if file is None:
-            c.lose_key(
-                "deepspeed", "there is no such file, so its stage is not known: strategy has sharding_stage"
-            )
+            unknown = "there is no such file, so its stage is not known"
+            c.lose_key("deepspeed", f"{unknown}: strategy has sharding_stage")
             return 0
         c.give(c.content_of("deepspeed", file, "deepspeed"))
         c.take("deepspeed")

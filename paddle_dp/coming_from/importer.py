@@ -98,7 +98,9 @@ def import_recipe(
         raise UsageError(f"{out}: there is no folder {out.parent}: make it first.")
     if out.exists():
         raise UsageError(f"{out} exists already: name another file with --out.")
-    commands = [f"paddle-dp train {out.name} --ranks {ranks}", _verify(out, sections)]
+    # The recipe is compared with one process on two ranks, or as many as its axes need.
+    least = max(2, math.prod(sections["strategy"].get(axis, 1) for axis in AXES))
+    commands = [f"paddle-dp train {out.name} --ranks {ranks}", f"paddle-dp verify {out} --ranks {least}"]
 
     def write() -> None:
         text = recipe_text(sections, configuration, tool.NAME, commands)
@@ -109,12 +111,6 @@ def import_recipe(
 
     write()
     return Import(out, configuration, tool.NAME, commands[1], _obstacle(out, sections, configuration, write))
-
-
-def _verify(out: Path, sections: dict[str, Any]) -> str:
-    """The command that compares the recipe with one process: on two ranks, or as many as its axes need."""
-    degrees = [sections["strategy"].get(axis, 1) for axis in AXES]
-    return f"paddle-dp verify {out} --ranks {max(2, math.prod(degrees))}"
 
 
 def _obstacle(

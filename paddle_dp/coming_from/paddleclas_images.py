@@ -96,9 +96,8 @@ def _stretched(c: Configuration) -> Section:
         return {}
     padded, crop, section = f"{OPS}.Padv2", f"{OPS}.RandomCropImage", {"size": _height_and_width(side)}
     if c.has(padded) or c.has(crop):
-        padded_side = c.values.get(f"{padded}.size")
-        are_lists = isinstance(side, list) and isinstance(padded_side, list)
-        if not are_lists or c.values.get(f"{crop}.size") != side:
+        padded_side, cropped_side = (c.values.get(f"{op}.size") for op in (padded, crop))
+        if not isinstance(side, list) or not isinstance(padded_side, list) or cropped_side != side:
             return {}
         shifts = {large - small for large, small in zip(padded_side, side, strict=True)}
         is_centred = c.values.get(f"{padded}.pad_mode") == 1 and c.values.get(f"{padded}.fill_value") == 0

@@ -203,9 +203,8 @@ def _fields(token: _Token, values: _Values, line: int) -> list[str]:
     if is_resolved:
         return fields
     source = Unresolved(_plain(token))
-    source.may_split = (len(token) == 1 and not token[0].is_quoted) or re.search(
-        r"\$[@*]|\[[@*]\]", source
-    ) is not None
+    is_list = re.search(r"\$[@*]|\[[@*]\]", source) is not None
+    source.may_split = is_list or (len(token) == 1 and not token[0].is_quoted)
     source.line = line
     return [source]
 

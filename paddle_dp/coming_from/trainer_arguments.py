@@ -39,9 +39,8 @@ class TrainingLength:
 
     def share(self, ratio: float, rounding: Any = math.ceil) -> str:
         """A share of it, such as a warm-up; `rounding` rounds steps."""
-        return quantity(
-            rounding(self.count * ratio) if self.unit == "steps" else self.count * ratio, self.unit
-        )
+        count = self.count * ratio
+        return quantity(rounding(count) if self.unit == "steps" else count, self.unit)
 
 
 def quantity(count: float, unit: str) -> str:
@@ -56,10 +55,8 @@ def number(c: Configuration, key: str, default: float, least: float = 0.0) -> fl
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value < _MOST:  # NaN is neither
         hint = ": the file does not say what the variable is" if "$" in str(value) else ""
-        c.reject(
-            key,
-            f"is no number from {least:g} on{f', below {_MOST}' if is_number and value >= _MOST else hint}",
-        )
+        hint = f", below {_MOST}" if is_number and value >= _MOST else hint
+        c.reject(key, f"is no number from {least:g} on{hint}")
     return float(value)
 
 
