@@ -230,11 +230,9 @@ def _write(out: Path, answers: list[Answer]) -> None:
         raise DataError(f"{out}: the files have no samples, and nothing is written.")
     try:
         with replacing(out) as partial, partial.open("wb") as file:
-            names, rows = zip(
-                *((str(answer.sample.file), answer.sample.row) for answer in answers), strict=True
-            )
-            outputs = np.stack([answer.outputs for answer in answers])
-            np.savez(file, files=np.array(names), rows=np.array(rows), outputs=outputs)
+            files = np.array([str(answer.sample.file) for answer in answers])
+            rows = np.array([answer.sample.row for answer in answers])
+            np.savez(file, files=files, rows=rows, outputs=np.stack([answer.outputs for answer in answers]))
     except OSError as error:
         raise DataError(f"{out} was not written: {error.strerror}.") from error
 
