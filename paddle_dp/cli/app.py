@@ -64,10 +64,9 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
     open_standard_files()
+    words = with_resume_value(sys.argv[1:] if arguments is None else arguments)
     try:
-        command()(
-            args=with_resume_value(sys.argv[1:] if arguments is None else arguments), prog_name="paddle-dp"
-        )
+        command()(args=words, prog_name="paddle-dp")
     except PaddleDPError as error:
         _leave(error)
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -330,7 +330,16 @@ def doctor(
     from paddle_dp.launch.command import Job
 
     if prove:
-        _prove(ranks, minutes, output_dir, json, nodes is not None or master is not None)
+        from paddle_dp.doctor.prove import DEFAULT_FILE
+        from paddle_dp.doctor.prove import prove as run_proof
+        from paddle_dp.doctor.prove_steps import STEPS
+
+        if nodes is not None or master is not None:
+            raise UsageError(
+                "--prove examines one machine: run it without --nodes and --master, on each of them."
+            )
+        most = 30.0 if minutes is None else minutes
+        raise typer.Exit(run_proof(STEPS, ranks, most, output_dir or DEFAULT_FILE, json))
     if minutes is not None:
         raise UsageError(f"--minutes {minutes:g} needs --prove: it is the most time for that proof.")
     job = Job(
@@ -342,24 +351,8 @@ def doctor(
     raise typer.Exit(examine(job, as_json=json))
 
 
-def _prove(
-    ranks: int | None, minutes: float | None, file: Path | None, as_json: bool, is_multi_node: bool
-) -> NoReturn:
-    """Runs the proof, and exits with its status. Raises UsageError for several nodes."""
-    from paddle_dp.doctor.prove import DEFAULT_FILE, prove
-    from paddle_dp.doctor.prove_steps import STEPS
-
-    if is_multi_node:
-        raise UsageError(
-            "--prove examines one machine: run it without --nodes and --master, on each of them."
-        )
-    raise typer.Exit(prove(STEPS, ranks, 30.0 if minutes is None else minutes, file or DEFAULT_FILE, as_json))
-
-
 def schema() -> None:
     """Print the JSON schema of a recipe, for editors that know the YAML language server."""
-    import json
-
     from paddle_dp.recipe import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print(json_text.dumps(json_schema(), indent=2))
