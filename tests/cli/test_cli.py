@@ -51,7 +51,7 @@ def command(*words: str, interpreter: tuple[str, ...] = (), **more: Any) -> subp
         (["parts", "modls"], "There is no shelf 'modls'. Did you mean 'models'?"),
         (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
         (["evaluate", "x" * 300], "xxx/recipe.yaml: File name too long. Give another path."),
-        (["why", "x" * 300], "xxx/logs: File name too long. Give another path."),
+        (["why", "x" * 300], "xxx: File name too long. Give another path."),
     ],
 )
 def test_a_mistake_is_one_message_and_status_2(
