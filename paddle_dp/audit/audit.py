@@ -32,7 +32,7 @@ from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import Failed, JobEnd
+from paddle_dp.launch.supervisor import JobEnd
 from paddle_dp.text import plural
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -229,8 +229,7 @@ def _why_it_failed(alone: EventTrace, job_end: JobEnd) -> str:
     """The reason why the run on one process gave no gradients; "" if it did."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
-    if isinstance(job_end, Failed):
-        cause = job_end.cause
+    if (cause := job_end.cause) is not None:
         return f"on one process the script fails: {cause.kind}: {cause.message}".splitlines()[0][:300]
     return "on one process the script ended before its first update"
 
@@ -250,9 +249,9 @@ def _failure(trace: EventTrace, job_end: JobEnd, ranks: int) -> str:
             f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank {numbers}: the "
             "ranks do not do the same number of collectives."
         )
-    if isinstance(job_end, Failed):
-        text = job_end.cause.traceback.rstrip() or job_end.cause.message
-        return f"The script itself failed, on rank {job_end.cause.rank} of {ranks}:\n{text}"
+    if (cause := job_end.cause) is not None:
+        text = cause.traceback.rstrip() or cause.message
+        return f"The script itself failed, on rank {cause.rank} of {ranks}:\n{text}"
     if unfinished:
         return f"The script ended without a message on {plural(len(unfinished), 'rank')}: {numbers}."
     return ""

@@ -21,7 +21,7 @@ from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import meet
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.supervisor import Exited, Failed, JobEnd
+from paddle_dp.launch.supervisor import JobEnd
 from paddle_dp.mesh.secret import code_of, users_secret
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
@@ -106,7 +106,7 @@ def exchange(plan: LaunchPlan) -> list[DoctorCheck]:
         job_end = _start(plan, folder)
         seconds = time.perf_counter() - began
         report = folder / "report.json"
-        if job_end == Exited() and report.exists():
+        if job_end == JobEnd() and report.exists():
             return judged(json.loads(report.read_text()), plan, seconds)
         return [_failed(plan, job_end, folder)]
 
@@ -152,8 +152,7 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
 
 def _failed(plan: LaunchPlan, job_end: JobEnd, folder: Path) -> DoctorCheck:
     ranks = plan.all_ranks
-    if isinstance(job_end, Failed):
-        cause = job_end.cause
+    if (cause := job_end.cause) is not None:
         first, output = in_a_line(cause, ranks), cause.traceback if cause.ended_without_error else ""
     else:
         first, output = f"the launcher ended with {job_end.status}", logs.tail(folder / "launcher.log", 6)

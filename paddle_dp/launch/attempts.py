@@ -27,7 +27,7 @@ from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.rank_monitor import Launcher, PreparedRanks
 from paddle_dp.launch.rank_supply import LOOK
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
-from paddle_dp.launch.supervisor import MARK, ExternalEvents, Failed, JobEnd, Supervision, board_of
+from paddle_dp.launch.supervisor import MARK, ExternalEvents, JobEnd, Supervision, board_of
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
 
@@ -138,11 +138,10 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
         attempt=attempt, status=job_end.status, signal=outside.signals.name, began=point.step,
         step=max(supervision.steps.values(), default=point.step), plan=plan,
     )  # fmt: skip
-    if isinstance(job_end, Failed):
-        rank = job_end.cause.rank
+    if (cause := job_end.cause) is not None:
         result = replace(
-            result, cause=job_end.cause, consequences=job_end.consequences, log=supervision.log_of(rank),
-            step=max(point.step, supervision.steps.get(rank, 0)),
+            result, cause=cause, consequences=job_end.consequences, log=supervision.log_of(cause.rank),
+            step=max(point.step, supervision.steps.get(cause.rank, 0)),
         )  # fmt: skip
     _note_end(result, plan, began)
     return result

@@ -46,34 +46,17 @@ class ExternalEvents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exited:
-    """All ranks have ended well, or Paddle's launcher has ended by itself and no rank failed. `status`: its exit
-    status."""
+class JobEnd:
+    """How a job has ended, and its exit status.
+
+    `cause`: the failure, or the stop that it was asked for (`StoppedError`); `consequences`: later failures, in order
+    of time. Without a cause all ranks have ended well, a signal to this process, number `status` - 128, has ended them
+    at once, or Paddle's launcher has ended by itself with `status`.
+    """
 
     status: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signalled:
-    """A signal to this process, number `status` - 128, ended the job at once."""
-
-    status: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """A failure ended the job, or the stop that it was asked for (`StoppedError`). `consequences`: later failures, in
-    order of time."""
-
-    cause: Failure
+    cause: Failure | None = None
     consequences: Sequence[Failure] = ()
-
-    @property
-    def status(self) -> int:
-        return self.cause.exit_status
-
-
-JobEnd = Exited | Signalled | Failed
 
 
 class Supervision:
@@ -121,17 +104,17 @@ class Supervision:
             times = signals.times
             if self._ends_at_once(times):
                 patience = 0.0 if self._is_stop_sent or times > 1 else GRACE
-                return Signalled(status=128 + signals.number)
+                return JobEnd(status=128 + signals.number)
             self._shown = follower.shown
             job_end = self._job_end()
-            if isinstance(job_end, Exited):
+            if job_end.cause is None:
                 self.lost.tell_all()
             patience, times = GRACE if self._ends_in_order() else 0.0, signals.times
             return job_end
         finally:
             self._end(patience, times)
             self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
-            failed = isinstance(job_end, Failed)
+            failed = job_end is not None and job_end.cause is not None
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _wait_until_over(self, follower: logs.Follower) -> None:
@@ -229,13 +212,11 @@ class Supervision:
         """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
         return None if self.board is None else self.board.read(rank - self.first_rank)
 
-    def _job_end(self) -> Exited | Failed:
+    def _job_end(self) -> JobEnd:
         if self.standstill is not None:
-            return Failed(cause=self._stood_still(self.standstill))
+            return JobEnd(status=STATUS, cause=self._stood_still(self.standstill))
         self._await_ranks(self.outside.signals.times, self._settle())
-        if (failed := self._failed()) is not None:
-            return failed
-        return Exited(status=(self.process.poll() or 0) % 256)
+        return self._failed() or JobEnd(status=(self.process.poll() or 0) % 256)
 
     def _await_ranks(self, times: int, seconds: float) -> None:
         """Returns when no rank lives, at a signal after the first `times`, or after `seconds`."""
@@ -250,23 +231,25 @@ class Supervision:
         killed = any(departure.code == -signal.SIGKILL for departure in self.monitor.failed)
         return KILLED_SETTLE if killed and self.plan.job.restarts else SETTLE
 
-    def _failed(self) -> Failed | None:
+    def _failed(self) -> JobEnd | None:
         """Returns the first cause, from the failures that ranks have written and from their exit codes."""
         if (status := self.process.poll()) is not None and status < 0:
-            return Failed(cause=self._launcher_failure(-status))
+            cause = self._launcher_failure(-status)
+            return JobEnd(status=cause.exit_status, cause=cause)
         lost = self.lost.now()
         failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}
         ended = [*(d for d in self.monitor.failed if d.rank not in lost), *self._left_early()]
         failures += [self._departure_failure(departure) for departure in ended if departure.rank not in wrote]
-        cause = first(failures)
-        if cause is not None and cause.consequence and self.board is None:
+        if (cause := first(failures)) is None:
+            return None
+        if cause.consequence and self.board is None:
             # Ranks that left with 0, or with a code that only the launcher saw; the others are among `failures`.
             gone = self.monitor.departures.values()
             left = [d for d in gone if not d.failed and d.time < cause.time + SETTLE]
             cause = self._departure_failure(left[0]) if left else cause
         consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
-        return None if cause is None else Failed(cause=cause, consequences=consequences)
+        return JobEnd(status=cause.exit_status, cause=cause, consequences=consequences)
 
     def _left_early(self) -> list[Departure]:
         """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw."""

@@ -23,7 +23,7 @@ from paddle.io import DistributedBatchSampler
 from paddle_dp.audit import runner
 from paddle_dp.audit.audit import Script, examine
 from paddle_dp.launch.processes import alive, descendants, kill_all
-from paddle_dp.launch.supervisor import Exited
+from paddle_dp.launch.supervisor import JobEnd
 from tests.house.command_service import command_line
 from tests.ranks import run_ranks
 
@@ -53,7 +53,7 @@ def audit(script, *arguments, folder, steps=3):
         events.mkdir()
         options = {"folder": str(events), "steps": script.steps, "replay": replay}
         run_ranks(audited, ranks, str(folder), options, [str(script.path), *script.arguments])
-        return Exited()
+        return JobEnd()
 
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as scratch:
         patch.setattr(Script, "run", run)

@@ -22,7 +22,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, LaunchPlan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.supervisor import Failed
+from paddle_dp.launch.supervisor import JobEnd
 from tests.ranks import run_ranks
 
 SEEN: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_what_a_rank_saw_in_words() -> None:
 
 def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tmp_path: Path) -> None:
     cause = Failure(rank=1, kind="left", message="left with exit status 86", exit_status=86)
-    job_end = Failed(cause=cause)
+    job_end = JobEnd(status=86, cause=cause)
     assert examination._failed(plan(), job_end, tmp_path).found == "2 ranks could not exchange anything"
     first_sum(tmp_path).touch()
     found = examination._failed(plan(), job_end, tmp_path)

@@ -19,7 +19,7 @@ from paddle_dp.launch.command import Job, LaunchPlan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.prepared_ranks import PreparedLauncher, WaitingRanks, _answer, launched
 from paddle_dp.launch.processes import Signals, alive, descendants, is_stopped, kill_all
-from paddle_dp.launch.supervisor import Exited, ExternalEvents, Failed, JobEnd
+from paddle_dp.launch.supervisor import ExternalEvents, JobEnd
 from tests.eventually import eventually
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
@@ -90,13 +90,13 @@ def waiting():
 
 @pytest.mark.long
 def test_a_fork_is_what_the_launcher_starts(waiting, tmp_path, monkeypatch):
-    assert run(tmp_path / "before", waiting) == Exited()
+    assert run(tmp_path / "before", waiting) == JobEnd()
     pids = [each.pid for each in waiting._waiting]
     monkeypatch.setenv("PADDLE_DP_OF_A_JOB", "new")
     forks, started = (tmp_path / "forks", waiting), (tmp_path / "started", None)
     found = []
     for attempt, these in (forks, started):
-        assert run(attempt, these) == Exited()
+        assert run(attempt, these) == JobEnd()
         assert "a rank's own words" in (attempt / "workerlog.1").read_text()
         found.append([json.loads((attempt / f"told.{rank}").read_text()) for rank in range(2)])
     drawn = [number for side in found for rank in side for number in rank["drawn"]]
@@ -120,11 +120,11 @@ def test_a_job_that_ends_badly_takes_nothing_with_it(waiting, tmp_path, how, kin
         tmp_path / "bad", waiting, misbehave, how=how, limit=lambda: how == "stuck" and time.monotonic() > end
     )
     if kind:
-        assert isinstance(found, Failed)
+        assert found.cause is not None
         assert (found.cause.rank, found.cause.kind) == (1, kind)
     # Not even what rank 1 has started in a session of its own.
     assert not any(descendants(pid) for pid in pids)
-    assert run(tmp_path / "after", waiting) == Exited()
+    assert run(tmp_path / "after", waiting) == JobEnd()
     assert [each.pid for each in waiting._waiting] == pids
 
 
@@ -140,8 +140,8 @@ def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(wa
         return False
 
     found = run(tmp_path / "bad", waiting, misbehave, how="stuck", limit=look)
-    assert isinstance(found, Failed) and found.cause.rank == 1
-    assert run(tmp_path / "after", waiting) == Exited()
+    assert found.cause is not None and found.cause.rank == 1
+    assert run(tmp_path / "after", waiting) == JobEnd()
     assert waiting._waiting[1].pid != victim
 
 
@@ -151,7 +151,7 @@ def test_a_waiting_process_that_is_stopped_does_not_keep_the_job(waiting, tmp_pa
     run(tmp_path / "before", waiting)
     for each in waiting._waiting:
         os.kill(each.pid, signal.SIGSTOP)
-    assert run(tmp_path / "after", waiting) == Exited()
+    assert run(tmp_path / "after", waiting) == JobEnd()
 
 
 @pytest.mark.processes
@@ -175,7 +175,7 @@ def test_ranks_that_are_needed_early_import_at_once(tmp_path):
     with WaitingRanks() as spares:
         spares.start(plan, environment(plan, os.environ), 600.0)
         pids = [each.pid for each in spares._waiting]
-        assert run(tmp_path / "early", spares) == Exited()
+        assert run(tmp_path / "early", spares) == JobEnd()
         assert [each.pid for each in spares._waiting] == pids
 
 
