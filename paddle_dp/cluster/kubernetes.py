@@ -34,17 +34,12 @@ The claim must be ReadWriteMany: all pods save into one folder. Image and claim 
 def kubernetes(request: ClusterRequest, title: str) -> str:
     """Returns an Indexed Job, and the headless Service by which its pods find the first one (1.29 or newer)."""
     name = _quoted(request.name)
-    service = {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name},
-            "ports": [{"name": "rendezvous", "port": PORT}],
-        },
+    meeting = {
+        "clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name},
+        "ports": [{"name": "rendezvous", "port": PORT}],
     }  # fmt: skip
-    job = {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
-        "spec": _indexed(request, f"{name}-0.{name}", subdomain=name),
-    }  # fmt: skip
+    service = _manifest("v1", "Service", name, meeting)
+    job = _manifest("batch/v1", "Job", name, _indexed(request, f"{name}-0.{name}", subdomain=name))
     return _text(title, "kubectl apply -f THIS_FILE", service, job)
 
 
@@ -52,23 +47,13 @@ def jobset(request: ClusterRequest, title: str) -> str:
     """Returns a JobSet, which makes the Service itself."""
     name = _quoted(request.name)
     rule = {"name": "typed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    job = {"spec": _indexed(request, f"{name}-node-0-0.{name}")}
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": _TRIES, "rules": [rule]},
-        "replicatedJobs": [
-            {
-                "name": "node",
-                "replicas": 1,
-                "template": {"spec": _indexed(request, f"{name}-node-0-0.{name}")},
-            }
-        ],
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": job}],
     }
-    manifest = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    manifest = _manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec)
     return _text(title, "kubectl apply -f THIS_FILE, where JobSet is installed", manifest)
 
 
@@ -85,9 +70,12 @@ def volcano(request: ClusterRequest, title: str) -> str:
         "policies": [{"event": event, "action": "RestartTask"} for event in ("PodEvicted", "PodFailed")],
         "tasks": [task],
     }  # fmt: skip
-    name = {"name": _quoted(request.name)}
-    manifest = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": name, "spec": spec}
+    manifest = _manifest("batch.volcano.sh/v1alpha1", "Job", _quoted(request.name), spec)
     return _text(title, "kubectl apply -f THIS_FILE, where Volcano is installed", manifest)
+
+
+def _manifest(version: str, kind: str, name: str, spec: Manifest) -> Manifest:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def _indexed(request: ClusterRequest, first: str, subdomain: str | None = None) -> Manifest:
