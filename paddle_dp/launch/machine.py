@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paddle_dp.errors import InstallError
+from paddle_dp.launch.processes import text_of
 
 SPOKEN = {"cpu": "CPU", "gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}
@@ -49,10 +50,7 @@ def mkl_type(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     3.3.1) AVX2 made steps 2 to 4 times faster, and AVX-512 took 0.73 of AVX2's time for an MLP and 0.78 for ResNet-18.
     On other processors the variable would only hide instructions; without AVX-512, "7" ends in an illegal instruction.
     """
-    try:
-        text = cpuinfo.read_text()
-    except OSError:
-        return None
+    text = text_of(cpuinfo)
     if "AuthenticAMD" not in text:
         return None
     flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
@@ -136,7 +134,7 @@ def version_field(name: str) -> str:
 
     Raises InstallError if paddle is not installed.
     """
-    text = _read(paddle_folder() / "version" / "__init__.py")
+    text = text_of(paddle_folder() / "version" / "__init__.py")
     match = re.search(rf"^{name}\s*=\s*'([^']*)'", text, re.MULTILINE)
     return match[1] if match else ""
 
@@ -167,34 +165,22 @@ def numbers(chosen: str) -> tuple[str, ...]:
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Returns the available bytes; None if the system does not report them."""
-    limits = [limit for limit in (_machine_limit(root), *_group_limits(root)) if limit is not None]
-    return min(limits, default=None)
-
-
-def _machine_limit(root: Path) -> int | None:
-    """Returns Linux's estimate: free memory plus releasable caches, in bytes."""
-    text = _read(root / "proc/meminfo")
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+    # Linux's estimate: free memory plus releasable caches.
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    machine_limit = [int(match[1]) * 1024] if match else []
+    return min([*machine_limit, *_group_limits(root)], default=None)
 
 
 def _group_limits(root: Path) -> list[int]:
     """Returns the bytes that each control group (cgroup v2) of this process may still use."""
-    match = re.search(r"^0::/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
+    match = re.search(r"^0::/(.*)$", text_of(root / "proc/self/cgroup"), re.MULTILINE)
     top = root / "sys/fs/cgroup"
     group, limits = top / (match[1] if match else ""), []
     for folder in (group, *group.parents):
-        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        limit, used = text_of(folder / "memory.max").strip(), text_of(folder / "memory.current").strip()
         if limit.isdigit() and used.isdigit():
-            cached = re.search(r"^inactive_file (\d+)", _read(folder / "memory.stat"), re.MULTILINE)
+            cached = re.search(r"^inactive_file (\d+)", text_of(folder / "memory.stat"), re.MULTILINE)
             limits.append(int(limit) - int(used) + (int(cached[1]) if cached else 0))
         if folder == top:
             break
     return limits
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

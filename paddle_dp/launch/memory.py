@@ -17,6 +17,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.processes import text_of
 from paddle_dp.launch.scratch import remove_abandoned, scratch_folder
 from paddle_dp.text import plural
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from paddle_dp.launch.command import LaunchPlan
     from paddle_dp.recipe import Recipe
 
-JOB = "job"  # in the folder: the digest of the job's recipe, run folder and layout
+JOB = "job"  # in the folder, until it is removed: the digest of the job's recipe, run folder and layout
 CALLBACK, PREFIX, FOLDER = "memory_checkpoint", "paddle-dp-memory-", Path("/dev/shm")
 # Standard input ends with the process that holds its other end. Ranks that die meanwhile may still make a file.
 _REMOVER = 'cat; for n in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
@@ -77,7 +78,7 @@ def stock(memory: Path | None) -> dict[str, Any] | None:
     from paddle_dp.checkpoint.node_copies import generations  # imports NumPy, which few jobs need here
 
     rows = [[g.step, g.key, g.ranks, _spans(g.intact)] for g in generations(memory / "checkpoints")]
-    return {"job": _job(memory), "generations": rows}
+    return {"job": text_of(memory / JOB), "generations": rows}
 
 
 def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Generation | None, str]:
@@ -88,7 +89,7 @@ def newest_generation(stocks: Iterable[Any], memory: Path | None) -> tuple[Gener
     """
     from paddle_dp.checkpoint.node_copies import Generation, newest_complete
 
-    job, rows, foreign = "" if memory is None else _job(memory), [], 0
+    job, rows, foreign = "" if memory is None else text_of(memory / JOB), [], 0
     for each in stocks:
         try:
             if not job or each["job"] != job:
@@ -118,14 +119,6 @@ def _spans(ranks: Iterable[int]) -> list[list[int]]:
 def _ranks(spans: Iterable[Iterable[int]], count: int) -> tuple[int, ...]:
     """Returns the ranks of `_spans` that are below `count`."""
     return tuple(rank for first, last in spans for rank in range(int(first), min(int(last), count - 1) + 1))
-
-
-def _job(memory: Path) -> str:
-    """Returns the digest of the job to which a folder in memory belongs; "" if that has been removed."""
-    try:
-        return (memory / JOB).read_text()
-    except OSError:
-        return ""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
+from paddle_dp.launch.processes import text_of
 from paddle_dp.mesh.environment import bound_socket
 
 # Above the ports that Linux assigns (32768 to 60999) and that Paddle's launcher draws from by default (35100 to
@@ -117,10 +118,7 @@ def interface_of(address: str) -> str | None:
                 continue
             if answer[20:24] == packed:
                 return name
-    try:
-        return routed(address, Path("/proc/net/route").read_text())
-    except OSError:
-        return None
+    return routed(address, text_of(Path("/proc/net/route")))
 
 
 def routed(address: str, table: str) -> str | None:
@@ -158,23 +156,18 @@ def reserved_ports() -> Iterator[dict[str, str]]:
     port. An abstract Unix socket, which the kernel removes with this process, reserves a block. Yields {} if no block
     is free.
     """
-    holder = socket.socket(socket.AF_UNIX)
-    try:
-        for number in range(BLOCKS):
-            block = (os.getpid() + number) % BLOCKS
+    for number in range(BLOCKS):
+        block = (os.getpid() + number) % BLOCKS
+        ports = _ports(block)
+        with socket.socket(socket.AF_UNIX) as holder:
             try:
                 holder.bind(f"\0paddle_dp/ports/{block}")
             except OSError:
                 continue
-            ports = _ports(block)
             if all(map(_is_free, ports)):
                 yield {"PORT_RANGE": f"{ports[0]}:{ports[-1]}"}
                 return
-            holder.close()
-            holder = socket.socket(socket.AF_UNIX)
-        yield {}
-    finally:
-        holder.close()
+    yield {}
 
 
 def free_blocks() -> int:

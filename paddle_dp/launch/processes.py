@@ -58,13 +58,18 @@ def child_options() -> dict[str, Any]:
     return {"start_new_session": True, "preexec_fn": tied_to(os.getpid())}
 
 
+def text_of(file: Path) -> str:
+    """Returns a file's text; "" if it cannot be read, as of a process that has ended."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _stat(pid: int) -> list[str] | None:
     """Returns the fields of /proc/pid/stat from the state on, or None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return text[text.rindex(")") + 2 :].split()
+    text = text_of(Path(f"/proc/{pid}/stat"))
+    return text[text.rindex(")") + 2 :].split() if text else None
 
 
 def alive(pid: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Protocol
 
-from paddle_dp.launch.processes import alive, descendants, exit_of, marked, variable
+from paddle_dp.launch.processes import alive, descendants, exit_of, marked, text_of, variable
 
 if TYPE_CHECKING:
     from paddle_dp.launch.command import LaunchPlan
@@ -95,10 +95,7 @@ class Launcher(Popen[bytes]):
         return [*(descendants(self.pid) if self.poll() is None else []), *filter(alive, [self.pid]), *forks]
 
     def _children(self) -> list[int]:
-        try:
-            return list(map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()))
-        except OSError:
-            return []
+        return list(map(int, text_of(Path(f"/proc/{self.pid}/task/{self.pid}/children")).split()))
 
 
 class RankMonitor:

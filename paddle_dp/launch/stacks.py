@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paddle_dp.launch.processes import descendants, send
+from paddle_dp.launch.processes import descendants, send, text_of
 
 SIGNAL = signal.SIGQUIT
 FRAMES = 12  # frames of a stack on the screen
@@ -45,7 +45,7 @@ def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
     send(ranks.values(), SIGNAL)
     send(ranks.values(), signal.SIGCONT)
     _settle(attempt, ranks)
-    stack_of = {rank: standing_in(_read(attempt, rank)) for rank in ranks}
+    stack_of = {rank: standing_in(text_of(stack_file(attempt, rank))) for rank in ranks}
     for rank, pid in ranks.items():
         for child in filter(_catches, descendants(pid)):
             _note(attempt, rank, f"\nprocess {child}, which rank {rank} has started:\n")
@@ -78,11 +78,7 @@ def shown(stack: str) -> str:
 
 def _catches(pid: int) -> bool:
     """True if a process handles SIGNAL, as a rank's forks do: it would end other programs."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", text_of(Path(f"/proc/{pid}/status")), re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
 
 
@@ -90,19 +86,12 @@ def _settle(attempt: Path, ranks: Collection[int]) -> None:
     """Returns when the files of these ranks are not empty and have stopped growing, or after `_WAIT` seconds."""
     end, last_sizes, since = time.monotonic() + _WAIT, [-1], time.monotonic()
     while time.monotonic() < end:
-        sizes = [len(_read(attempt, rank)) for rank in ranks]
+        sizes = [len(text_of(stack_file(attempt, rank))) for rank in ranks]
         if sizes != last_sizes:
             last_sizes, since = sizes, time.monotonic()
         elif all(sizes) and time.monotonic() - since > _QUIET:
             return
         time.sleep(0.02)
-
-
-def _read(attempt: Path, rank: int) -> str:
-    try:
-        return stack_file(attempt, rank).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _note(attempt: Path, rank: int, line: str) -> None:
