@@ -111,8 +111,8 @@ class WaitingRanks:
         arguments, processes = rank_arguments(plan), self._waiting[: plan.ranks]
         rank_variables = launched(plan.ranks, variables, attempt)
         for rank, (each, additions) in enumerate(zip(processes, rank_variables, strict=True)):
-            case = Case(arguments, {**variables, **additions}, str(rank_log(attempt, rank)))
-            _write(each, case.as_line())
+            case: Case = (arguments, {**variables, **additions}, str(rank_log(attempt, rank)))
+            _write(each, (json.dumps(case) + "\n").encode())
         return Forks(processes)
 
     def start(self, plan: LaunchPlan, variables: Mapping[str, str], delay: float = 0.0) -> None:

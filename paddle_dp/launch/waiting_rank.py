@@ -18,7 +18,6 @@ import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -32,16 +31,8 @@ MODULES = {"train": ("paddle_dp.assembly.build", "paddle_dp.assembly.inputs", "p
 BEFORE = frozenset(os.environ)  # without Paddle's variables, set at its import, which a rank keeps
 
 
-@dataclass(frozen=True)
-class Case:
-    """A rank to start: the rank's arguments, all its variables, and the file for its output."""
-
-    arguments: list[str]
-    variables: dict[str, str]
-    log: str
-
-    def as_line(self) -> bytes:
-        return (json.dumps(asdict(self)) + "\n").encode()
+Case = tuple[list[str], dict[str, str], str]
+"""A rank to start, a line of JSON: the rank's arguments, all its variables, and the file for its output."""
 
 
 def wait(
@@ -73,7 +64,7 @@ def wait(
             die_with_parent()
             if os.getppid() != me:
                 os._exit(1)
-            return Case(**json.loads(line))
+            return tuple(json.loads(line))
         _answer(rank)
         sys.stdin.readline()  # until then an ended rank stays visible, with its exit status
         kill_all(lambda: descendants(me))
@@ -94,18 +85,18 @@ def _import_recipe(recipe: Path, overrides: Sequence[str]) -> None:
             read_recipe(recipe, overrides)
 
 
-def become(case: Case) -> None:
+def become(variables: dict[str, str], log: str) -> None:
     """Gives this fork its rank's variables and log, a new session, and new random seeds."""
     import numpy as np
     from paddle.base import core
 
-    log = os.open(case.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for descriptor, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
-        os.dup2(file, descriptor)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor, target in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
+        os.dup2(target, descriptor)
     sys.stdin = os.fdopen(0, closefd=False)
-    for name in BEFORE - case.variables.keys():
+    for name in BEFORE - variables.keys():
         os.environ.pop(name, None)
-    os.environ.update(case.variables)
+    os.environ.update(variables)
     os.setsid()
     # Seeded from the machine's entropy, as in a new process. Python reseeds `random` itself after a fork.
     core.default_cpu_generator().seed()
@@ -132,6 +123,6 @@ if __name__ == "__main__":
     task = wait(sys.argv[1], float(sys.argv[2]), recipe_file, sys.argv[4:])
     if task is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        become(task)
-        sys.argv[1:] = task.arguments
+        sys.argv[1:], rank_variables, log_file = task
+        become(rank_variables, log_file)
         recipe_rank.main()

@@ -105,13 +105,13 @@ def _fork_ranks(asks: socket.socket) -> NoReturn:
 def _become_rank(arguments: list[str], variables: dict[str, str], log: str) -> NoReturn:
     """A rank as Paddle's launcher starts it: its log, a session, variables and signals."""
     from paddle_dp.launch import recipe_rank
-    from paddle_dp.launch.waiting_rank import Case, become
+    from paddle_dp.launch.waiting_rank import become
 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.environ.clear()
-    become(Case(arguments, variables, log))
+    become(variables, log)
     sys.argv[1:] = arguments
     end_with(recipe_rank.main)
 
