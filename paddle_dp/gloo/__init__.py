@@ -52,17 +52,10 @@ from collections.abc import Iterator
 import paddle
 
 from paddle_dp.errors import UsageError
-from paddle_dp.gloo import (
-    collectives,
-    gpu_checks,
-    originals,
-    p2p,
-    process_groups,
-    tensor_ops,
-    time_limit,
-)
+from paddle_dp.gloo import collectives, gpu_checks, originals, p2p, process_groups, tensor_ops, time_limit
 from paddle_dp.gloo.patch import Patch, apply
 from paddle_dp.mesh import transport
+from paddle_dp.mesh.doors import send_at_once
 from paddle_dp.mesh.transport import Patience
 
 # The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (which need protobuf < 7) tensor2 x pipeline2 with tied weights
@@ -91,7 +84,7 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     _installed.extend(apply(list(patches())))
     if paddle.distributed.is_initialized():
         time_limit.set_time_limit(0, patience)
-        process_groups.quicken_job_store()
+        send_at_once()
         transport.endpoint()
     return tuple(_installed)
 

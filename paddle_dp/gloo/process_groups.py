@@ -9,10 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import paddle
@@ -24,7 +22,7 @@ from paddle_dp.gloo import originals
 from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, sockets
+from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, send_at_once
 from paddle_dp.mesh.environment import Environment, bound_socket, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
@@ -69,14 +67,10 @@ def open_store() -> tuple[Any, int]:
         with reserved_port() as port, catchable_bind():
             try:
                 store = core.TCPStore(rank_host(), port, True, 0)
-            except (
-                ValueError,
-                RuntimeError,
-                OSError,
-            ) as error:  # taken on one interface only: try another port
+            except (ValueError, RuntimeError, OSError) as error:  # taken on one interface only: try another
                 last_error = error
                 continue
-        disable_nagle(port)
+        send_at_once()
         listen_to_this_machine_only(rank_host())
         return store, port
     raise JobError(
@@ -87,20 +81,8 @@ def open_store() -> tuple[Any, int]:
 def reach_store(host: str, port: int) -> Any:
     """Connects to the store that listens at `host`:`port`."""
     store = core.TCPStore(host, port, False, 0)
-    disable_nagle(port)
+    send_at_once()
     return store
-
-
-def disable_nagle(port: int) -> None:
-    """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
-
-    Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one.
-    Accepted connections inherit the option from the listening socket.
-    """
-    for end in sockets():
-        with contextlib.suppress(OSError):  # a listening socket has no peer
-            if end.getsockname()[1] == port or end.getpeername()[1] == port:
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
@@ -135,7 +117,7 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
     all ranks have met, so that its fixed 30 s limit starts when no rank is late.
     """
     here = Environment.read()
-    quicken_job_store()
+    send_at_once()
     transport.open_endpoint(store)
     store, number, connections = JobStore(store), _number(group), Connections()
     name = f"gloo group {group}" + (f" (made again, {number // REUSE})" if number >= REUSE else "")
@@ -166,14 +148,6 @@ def _number(group: int) -> int:
     if not use and group in collective._group_map:  # made before the bridge was installed
         use = next(_uses[group])
     return group + use * REUSE
-
-
-@cache
-def quicken_job_store() -> None:
-    """Removes the 40 ms delays of the job's store, once this process has joined it."""
-    master = Environment.read().master
-    if master:
-        disable_nagle(int(master.rsplit(":", 1)[1]))
 
 
 def patches() -> Iterator[Patch]:
