@@ -89,15 +89,11 @@ def patches() -> Iterator[Patch]:
     for stage in ("optimizer_stage2.GroupShardedOptimizerStage2", "stage3.GroupShardedStage3"):
         owner = f"{fleet}.meta_parallel.sharding.group_sharded_{stage}"
         yield Patch(owner, "__init__", refuse_group_sharded, asserts)
-    owner, asserts = (
-        f"{fleet}.utils.tensor_fusion_helper",
-        'AssertionError: "tensor fusion helper now only support …"',
-    )
+    owner = f"{fleet}.utils.tensor_fusion_helper"
+    asserts = 'AssertionError: "tensor fusion helper now only support …"'
     yield Patch(owner, "get_current_device_type", refuse_fusion, asserts, missing="skip")
-    owner, asserts = (
-        f"{fleet}.meta_parallel.parallel_layers.pp_layers",
-        'AssertionError: "Recompute with mp … only support GPU"',
-    )
+    owner = f"{fleet}.meta_parallel.parallel_layers.pp_layers"
+    asserts = 'AssertionError: "Recompute with mp … only support GPU"'
     yield Patch(owner, "recompute_hybrid", recompute_hybrid, asserts)
     absent = "AttributeError in PipelineLayer: never set in a CPU build"
     yield Patch("paddle.distributed.parallel.ParallelEnv", "_device_id", 0, absent, missing="add")

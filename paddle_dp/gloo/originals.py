@@ -17,15 +17,9 @@ from paddle_dp.mesh.transport import around, observers, traffic
 from paddle_dp.tensors import dtype_of, nbytes
 
 SAVED = (
-    "create",
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-    "scatter",
-    "scatter_tensor",
-    "gather",
-)
+    "create", "all_reduce",
+    "all_gather", "all_gather_into_tensor", "broadcast", "scatter", "scatter_tensor", "gather",
+)  # fmt: skip
 # For any other dtype gloo ends the process with exit(-1) and no message (GENERATE_FUNC in process_group_gloo.cc).
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
 _originals: dict[str, Any] = {}

@@ -65,12 +65,7 @@ def set_time_limit(group: int, seconds: float) -> None:
     """
     try:
         _Gloo().set_time_limit(str(group), int(seconds * 1000))
-    except (
-        OSError,
-        AttributeError,
-        ValueError,
-        _UnknownLayoutError,
-    ) as error:  # no such library, symbol or /proc
+    except (OSError, AttributeError, ValueError, _UnknownLayoutError) as error:  # no library, symbol, /proc
         _print_once(str(error))
 
 
