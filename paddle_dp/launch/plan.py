@@ -63,7 +63,7 @@ def plan_of(
     plan = replace(plan, ranks=ranks)
     workers = (job.least_ranks or ranks) - plan.servers_here
     if each.known and workers * each.devices > len(machine.devices):
-        available = f"{plural(len(machine.devices), spoken(machine.kind))}"
+        available = plural(len(machine.devices), spoken(machine.kind))
         raise UsageError(
             f"--ranks {ranks}: only {available} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
             "Set train.device=cpu to use the processor instead."

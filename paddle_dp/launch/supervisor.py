@@ -234,8 +234,8 @@ class Supervision:
     def _failed(self) -> JobEnd | None:
         """Returns the first cause, from the failures that ranks have written and from their exit codes."""
         if (status := self.process.poll()) is not None and status < 0:
-            cause = self._launcher_failure(-status)
-            return JobEnd(status=cause.exit_status, cause=cause)
+            launcher = self._launcher_failure(-status)
+            return JobEnd(status=launcher.exit_status, cause=launcher)
         lost = self.lost.now()
         failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}

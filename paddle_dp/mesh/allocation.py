@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paddle_dp.errors import UsageError
+from paddle_dp.text import plural
 
 PORT = 29500  # where each node has another address
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (from 32768)
@@ -125,8 +126,8 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
         )
     if stated.tasks > stated.nodes:
         raise UsageError(
-            f"{stated.engine} has started {stated.tasks} tasks on {_nodes(stated)}, and paddle-dp starts the ranks of "
-            "a node itself (--ranks): ask for one task on each node "
+            f"{stated.engine} has started {stated.tasks} tasks on {plural(stated.nodes, 'node')}, and paddle-dp starts "
+            "the ranks of a node itself (--ranks): ask for one task on each node "
             f"({_TASK_OPTION.get(stated.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job."
         )
     if node_rank not in (None, stated.node_rank):
@@ -161,7 +162,8 @@ def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
     if stated is not None and max(stated.tasks, stated.nodes) > 1:
         times = f"{stated.tasks} times " if stated.tasks > stated.nodes else ""
         raise UsageError(
-            f"{stated.engine} has started this command {times}on {_nodes(stated)}, and each would work alone: {remedy}"
+            f"{stated.engine} has started this command {times}on {plural(stated.nodes, 'node')}, and each would work "
+            f"alone: {remedy}"
         )
 
 
@@ -172,7 +174,3 @@ def unused_nodes(env: Mapping[str, str]) -> str:
     if not nodes.isdecimal() or int(nodes) < 2 or allocation(env) is not None:
         return ""
     return f"Slurm has given this job {nodes} nodes, and this command works on one: srun paddle-dp … --nodes auto"
-
-
-def _nodes(stated: Allocation) -> str:
-    return f"{stated.nodes} node{'s' * (stated.nodes > 1)}"

@@ -36,9 +36,9 @@ def kinds() -> list[str]:
     import paddle
 
     device_types = list(paddle.device.get_all_custom_device_type() or ())
-    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+    if paddle.is_compiled_with_cuda() and _visible("gpu"):
         device_types.append("gpu")
-    if paddle.is_compiled_with_xpu() and paddle.base.core.get_xpu_device_count():
+    if paddle.is_compiled_with_xpu() and _visible("xpu"):
         device_types.append("xpu")
     return [*device_types, "cpu"]
 

@@ -131,10 +131,8 @@ class Arrivals:
     def _report(self, wait: Wait, store: Any, waited: float) -> None:
         peers = [rank for rank in wait.members if rank != self.rank]
         statuses = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in peers}
-        wait.late, wait.reported = (
-            self.late(wait, {rank: each["counts"] for rank, each in statuses.items()}),
-            waited,
-        )
+        wait.late = self.late(wait, {rank: each["counts"] for rank, each in statuses.items()})
+        wait.reported = waited
         # A stopped rank's phase may be of an earlier step.
         late = [statuses[rank] for rank in wait.late]
         phases = {each["phase"] for each in late if each["step"] == heartbeat.step}

@@ -142,8 +142,7 @@ class Mesh:
         if self.ranks == 1:
             return [tensor]
         if self.hub is not None:
-            rows = self._messages.gather(copied_bytes(tensor), "an exchange between all ranks")
-            return tensors_of(rows, tensor)
+            return tensors_of(self.gather_bytes(copied_bytes(tensor)), tensor)
         import paddle.distributed as dist
 
         gathered: list[paddle.Tensor] = []
@@ -159,15 +158,15 @@ class Mesh:
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Returns every rank's bytes, in rank order, without lost ranks'. No rank waits for its device."""
-        return (
-            self._messages.gather(content, "an exchange between all ranks") if self.ranks > 1 else [content]
-        )
+        if self.ranks == 1:
+            return [content]
+        return self._messages.gather(content, "an exchange between all ranks")
 
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
         """Copies `source`'s `tensor` to all ranks, in place, and returns it."""
         if self.hub is not None:
             local_bytes = copied_bytes(tensor) if self.rank == source else b""
-            rows = self._messages.gather(local_bytes, "an exchange between all ranks")
+            rows = self.gather_bytes(local_bytes)
             if source not in self.lost:
                 index = source - sum(rank < source for rank in self.lost)
                 tensor.set_value(*tensors_of(rows[index : index + 1], tensor))
