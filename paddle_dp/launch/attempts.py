@@ -70,7 +70,7 @@ def run(
                 history.append(result)
                 then = decide(history, plan.job.restarts, bool(plan.job.script))
                 if not isinstance(then, Restart):
-                    return console.show_end(result, plan, then.why)
+                    return console.show_end(result, plan, then)
                 console.show_restart(result, plan, then, point.label)
                 if _interrupted(signals, then.wait):
                     ended = AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name)

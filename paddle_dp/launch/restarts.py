@@ -18,12 +18,8 @@ from paddle_dp.text import times
 # is nothing to wait for.
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0
 SAME = 3  # equal failures at one step that are no accident
-_FINAL = {
-    "KeyboardInterrupt",
-    StoppedError.__name__,
-    LostFolderError.__name__,
-    *(number.name for number in END_SIGNALS),
-}
+_STOPPED = ("KeyboardInterrupt", StoppedError.__name__, LostFolderError.__name__)
+_FINAL = {*_STOPPED, *(number.name for number in END_SIGNALS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +73,9 @@ class AttemptResult:
         """The rank that failed; None if another one raised the same error, which any of them may do first, or Paddle's
         launcher ended."""
         cause = self.cause
-        if (
-            cause is None
-            or cause.kind == "launcher"
-            or any(alike(cause, other) for other in self.consequences)
-        ):
+        if cause is None or cause.kind == "launcher":
             return None
-        return cause.rank
+        return None if any(alike(cause, other) for other in self.consequences) else cause.rank
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -111,22 +103,16 @@ class Restart:
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """The decision not to start again. `why`: a sentence, or "" if no explanation is needed."""
-
-    why: str = ""
-
-
-def decide(history: Sequence[AttemptResult], restarts: int, script: bool = False) -> Restart | Stop:
+def decide(history: Sequence[AttemptResult], restarts: int, script: bool = False) -> Restart | str:
     """Decides on a restart after the last attempt of `history`; allows `restarts` in a row without a new checkpoint.
+    Returns the restart, or the sentence why there is none, "" if it needs no explanation.
 
     An attempt that saves a checkpoint of a later step resets the budget and the wait. The checkpoints of a `script` are
     not known, and without a Trainer its steps are not: they are 0.
     """
     last = history[-1]
     if last.final or not restarts:
-        return Stop()
+        return ""
     progress = [number for number, result in enumerate(history) if result.progressed]
     failures = history[progress[-1] if progress else 0 :]  # since the last new checkpoint, oldest first
     newest_first = reversed(failures)
@@ -137,10 +123,10 @@ def decide(history: Sequence[AttemptResult], restarts: int, script: bool = False
         repeated = (
             f"the same failure {times(same)} {where}{', with no new checkpoint in between' * (not script)}"
         )
-        return Stop(why=f"not started again: {repeated}.")
+        return f"not started again: {repeated}."
     if len(failures) > restarts:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
-        return Stop(why=f"not started again: {spent} spent{' without a new checkpoint' * (not script)}.")
+        return f"not started again: {spent} spent{' without a new checkpoint' * (not script)}."
     number = len(failures)
     wait = 0.0 if number == 1 and last.outside else min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1))
     return Restart(wait=wait, number=number)

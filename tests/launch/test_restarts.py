@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.restarts import AttemptResult, Restart, Stop, decide
+from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 
 
 def failed(step: int = 7, message: str = "the culprit's own words", **more) -> AttemptResult:
@@ -31,10 +31,8 @@ def waits(history: list[AttemptResult], restarts: int) -> list[float | None]:
 def test_each_restart_waits_twice_as_long_and_after_the_budget_it_ends() -> None:
     history = [failed(step, **KILLED) for step in (3, 4, 5, 6)]
     assert waits(history, 3) == [1, 2, 4, None]
-    assert decide(history, 3) == Stop(
-        why="not started again: 3 restarts were spent without a new checkpoint."
-    )
-    assert waits(history, 0) == [None] * 4 and decide(history[:1], 0) == Stop()
+    assert decide(history, 3) == "not started again: 3 restarts were spent without a new checkpoint."
+    assert waits(history, 0) == [None] * 4 and decide(history[:1], 0) == ""
 
 
 def test_a_rank_that_somebody_killed_is_replaced_at_once_the_first_time() -> None:
@@ -69,28 +67,27 @@ def test_what_fell_back_past_a_damaged_checkpoint_progresses_when_it_saves_again
 def test_the_same_failure_at_the_same_step_ends_it_whatever_the_budget() -> None:
     history = [failed(45, saved=40), failed(45, began=40, saved=40), failed(45, began=40, saved=40)]
     assert waits(history, 100) == [1, 2, None]
-    assert decide(history, 100) == Stop(
-        why="not started again: the same failure three times after step 45, with no new checkpoint in between."
+    assert (
+        decide(history, 100)
+        == "not started again: the same failure three times after step 45, with no new checkpoint in between."
     )
 
 
 def test_a_small_budget_that_one_failure_has_spent_says_so() -> None:
     found = decide([failed(0), failed(0)], 1)
-    assert isinstance(found, Stop)
-    assert "the same failure twice before the first step was done, with no new checkpoint" in found.why
+    assert isinstance(found, str)
+    assert "the same failure twice before the first step was done, with no new checkpoint" in found
     found = decide([failed(3), failed(4)], 1)
-    assert found == Stop(why="not started again: the restart was spent without a new checkpoint.")
+    assert found == "not started again: the restart was spent without a new checkpoint."
 
 
 def test_the_steps_and_checkpoints_of_a_script_are_not_known() -> None:
     """It ended after 3 of 10 attempts, "before the first step was done, with no new checkpoint in between"."""
     history = [failed(0) for _ in range(5)]
     assert isinstance(decide(history[:4], 4, script=True), Restart)
-    assert decide(history, 4, script=True) == Stop(why="not started again: 4 restarts were spent.")
+    assert decide(history, 4, script=True) == "not started again: 4 restarts were spent."
     trainer = [failed(45)] * 3  # its Trainer says the step
-    assert decide(trainer, 9, script=True) == Stop(
-        why="not started again: the same failure three times after step 45."
-    )
+    assert decide(trainer, 9, script=True) == "not started again: the same failure three times after step 45."
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ def test_another_failure_another_step_or_a_checkpoint_in_between_is_not_the_same
 def test_kills_from_outside_say_nothing_of_the_training_and_spend_the_budget_alone() -> None:
     kills = [failed(0, **KILLED, outside=True)] * 5
     assert waits(kills, 4) == [0, 2, 4, 8, None]
-    assert decide(kills, 4) == Stop(why="not started again: 4 restarts were spent without a new checkpoint.")
+    assert decide(kills, 4) == "not started again: 4 restarts were spent without a new checkpoint."
     assert waits([failed(0, **KILLED)] * 5, 4)[:3] == [1, 2, None]  # memory runs out at the same step again
 
 
@@ -162,7 +159,7 @@ FINAL = [
 
 @pytest.mark.parametrize("result", FINAL)
 def test_what_is_done_asked_for_or_mistyped_is_not_repeated(result: AttemptResult) -> None:
-    assert decide([result], 9) == Stop()
+    assert decide([result], 9) == ""
 
 
 AGAIN = [
