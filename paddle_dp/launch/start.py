@@ -266,7 +266,7 @@ def _run_plan(
 ) -> int:
     """Runs the plan of `supply` on this machine, or as one of several nodes, which meet before anything is written.
 
-    `opened`: NodeJob.open; `spare`: NodeLimits.spare.
+    `opened`: as `nodes.run`'s; `spare`: NodeLimits.spare.
     """
     plan = supply.plan
     if plan.nodes > 1:
@@ -274,10 +274,12 @@ def _run_plan(
         from paddle_dp.launch.nodes.rendezvous import NodeLimits
 
         assert plan.limits is not None
-        least = plan.job.least_nodes or plan.nodes
-        limits = NodeLimits.from_watch(plan.limits.watch, least, plan.nodes, spare)
-        job = nodes.NodeJob(supply=supply, limits=limits, open=opened, inherited=inherited, prepared=prepared)
-        return nodes.run(job)
+        watch = plan.limits.watch
+        limits = NodeLimits(
+            least=plan.job.least_nodes or plan.nodes, most=plan.nodes, silence=watch.node.seconds,
+            gather=watch.start.seconds, rejoin=watch.rejoin.seconds, spare=spare,
+        )  # fmt: skip
+        return nodes.run(supply, limits, opened, inherited, prepared)
     supply.plan, attempt = opened(False)
     if plan.alone:
         return _alone(supply.plan, attempt)

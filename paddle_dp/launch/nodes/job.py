@@ -106,33 +106,22 @@ NOTICE = 5.0  # seconds without an answer before a line reports that
 FAREWELL = 3.0  # seconds to notify the others that a signal ends this node
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeJob:
-    """A node's part of a job.
-
-    `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
-    logs. `prepared` starts the ranks, if it can.
-    """
-
-    supply: RankSupply
-    limits: NodeLimits
-    open: Callable[[bool], tuple[LaunchPlan, Path]]
-    inherited: Mapping[str, str]
-    prepared: PreparedRanks | None = None
-
-    @property
-    def plan(self) -> LaunchPlan:
-        return self.supply.plan
-
-
-def run(node_job: NodeJob) -> int:
+def run(
+    supply: RankSupply,
+    limits: NodeLimits,
+    opened: Callable[[bool], tuple[LaunchPlan, Path]],
+    inherited: Mapping[str, str],
+    prepared: PreparedRanks | None = None,
+) -> int:
     """Takes part in the job until it is over; returns the exit status of the first cause, the same on every node.
 
-    Raises UsageError if this node cannot reach --master, or its secret cannot be read.
+    `opened(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
+    logs. `prepared` starts the ranks, if it can. Raises UsageError if this node cannot reach --master, or its secret
+    cannot be read.
     """
-    job = node_job.plan.job
-    number, key = job.node_rank or 0, users_secret(node_job.inherited)
-    patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
+    job = supply.plan.job
+    number, key = job.node_rank or 0, users_secret(inherited)
+    patience = limits.gather if number else min(limits.gather, NAME_WAIT)
     with ExitStack() as stack:
         signals = stack.enter_context(recorded_signals(job.ends_process))
         try:
@@ -144,27 +133,32 @@ def run(node_job: NodeJob) -> int:
                 raise
             console.write(f"ended by {signals.name} before the nodes have met: no process is left.")
             return 128 + signals.number
-        address, ranks = network.split_address(meeting.master), node_job.supply.offered().ranks
+        address, ranks = network.split_address(meeting.master), supply.offered().ranks
         hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": ranks}
         if number == 0:
             try:
-                server, endpoint = Server(Rendezvous(node_job.limits), address, key), address
+                server, endpoint = Server(Rendezvous(limits), address, key), address
             except OSError as error:  # taken since `meet` looked
                 raise UsageError(f"--master {job.master}: {error.strerror}: give another port.") from error
             stack.enter_context(server)
         else:  # by its name: node 0's machine may return with another address
             server, endpoint = None, network.split_address(str(job.master))
-        stock = partial(memory.stock, node_job.plan.memory)
+        stock = partial(memory.stock, supply.plan.memory)
         member = stack.enter_context(Membership(endpoint, hello, key, stock))
         node = _Node(
-            node_job=node_job, member=member, meeting=meeting, signals=signals, server=server, secret=key
+            supply=supply, limits=limits, open=opened, inherited=inherited, prepared=prepared, member=member,
+            meeting=meeting, signals=signals, server=server, secret=key,
         )  # fmt: skip
         return node.run()
 
 
 @dataclass(kw_only=True)
 class _Node:
-    node_job: NodeJob
+    supply: RankSupply
+    limits: NodeLimits
+    open: Callable[[bool], tuple[LaunchPlan, Path]]
+    inherited: Mapping[str, str]
+    prepared: PreparedRanks | None = None
     member: Membership
     meeting: Meeting
     signals: Signals
@@ -184,7 +178,7 @@ class _Node:
 
     @property
     def job(self) -> Job:
-        return self.node_job.plan.job
+        return self.supply.plan.job
 
     @property
     def number(self) -> int:
@@ -214,7 +208,7 @@ class _Node:
                 return self._quit()
             # The request that has stopped the ranks was sent to each node, and comes to this one later.
             self.obeyed = self.signals.times
-        waited, limits = self.member.alone, self.node_job.limits
+        waited, limits = self.member.alone, self.limits
         state, advice = "no answer", "Is node 0 running, and can this node reach it?"
         if self.member.rejection:
             state, advice = "not let in", f"{self.member.rejection}."
@@ -258,9 +252,9 @@ class _Node:
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
             offers = [(number, count) for number, count, _ in message["nodes"]]
-            ranks = self.node_job.supply.choose_offers(offers)
+            ranks = self.supply.choose_offers(offers)
             if self.plan is None or self.logs is None:
-                self.plan, self.logs = self.node_job.open(message["again"])
+                self.plan, self.logs = self.open(message["again"])
                 fresh = not message["again"]
             else:
                 fresh = not self.begun
@@ -283,13 +277,13 @@ class _Node:
         self.member.attempt = message["attempt"]
         try:
             if self.plan is None or self.logs is None:
-                self.plan, self.logs = self.node_job.open(message["attempt"] > 1)
+                self.plan, self.logs = self.open(message["attempt"] > 1)
             elif self.begun:
                 self.logs = logs.fresh(self.logs.parent.parent)
             plan = self._plan(self.plan, numbers, dict(message["nodes"])[self.number])
             if not self.begun:
                 self.started = time.monotonic()
-                console.announce(plan, environment(plan, self.node_job.inherited), self.logs)
+                console.announce(plan, environment(plan, self.inherited), self.logs)
             if self.begun or message["step"]:
                 console.resized(plan, message["where"], numbers)
             self.begun, self.plan = True, plan
@@ -302,37 +296,36 @@ class _Node:
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
                 notify_nodes=lambda text: self.member.send(say="tell", attempt=self.member.attempt, words=text),
             )  # fmt: skip
-            job = self.node_job
             self.result = attempts.run_once(
-                plan, self.logs, job.inherited, point, self.started, outside, job.prepared
+                plan, self.logs, self.inherited, point, self.started, outside, self.prepared
             )
         except PaddleDPError as error:
-            failure = Failure.from_error(error, numbers.index(self.number) * self.node_job.plan.ranks)
+            failure = Failure.from_error(error, numbers.index(self.number) * self.supply.plan.ranks)
             self.result = AttemptResult(attempt=Path(), status=error.exit_status, cause=failure)
         if self.result.stopped:
             # This node may wait long for the others' ranks, and for the verdict.
             self.obeyed = self.signals.times
         end = end_of(self.result, self.number, self.member.must_end())
-        stock = memory.stock(self.node_job.plan.memory) if end["how"] != "done" else None
+        stock = memory.stock(self.supply.plan.memory) if end["how"] != "done" else None
         ranks = self.member.hello["ranks"]
         self.member.send(say="ended", attempt=self.member.attempt, ranks=ranks, memory=stock, **end)
 
     def _must_stop(self) -> str:
         """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
-        if self.node_job.supply.varies and now - self.looked > LOOK:
+        if self.supply.varies and now - self.looked > LOOK:
             self.looked = now
-            if self.node_job.supply.offered().ranks != self.member.hello["ranks"]:
+            if self.supply.offered().ranks != self.member.hello["ranks"]:
                 self._offer()
         return self.member.must_stop()
 
     def _offer(self) -> None:
-        ranks = self.node_job.supply.offered().ranks
+        ranks = self.supply.offered().ranks
         self.member.hello["ranks"] = ranks  # for another connection, too
         self.member.send(say="offer", ranks=ranks)
 
     def _plan(self, plan: LaunchPlan, numbers: Sequence[int], ranks: int) -> LaunchPlan:
-        devices = self.node_job.supply.offered().devices
+        devices = self.supply.offered().devices
         plan = replace(plan, nodes=len(numbers), node=numbers.index(self.number), devices=devices)
         return with_ranks(plan, ranks)
 
@@ -350,13 +343,13 @@ class _Node:
                 "wait": then.wait, "number": then.number, "where": self.point.label, "saved": result.saved,
             }  # fmt: skip
         else:
-            verdict = {"why": then.why}
+            verdict = {"why": then}
         judgement = {"wait": verdict.get("wait"), "status": result.status, "told": verdict}
         self.member.send(say="judged", attempt=message["attempt"], **judgement)
 
     def _stocks(self, message: Message, numbers: Sequence[int] | None = None) -> list[Any] | None:
         """Returns the checkpoints in the memories of these nodes, by default of all; None if the job keeps none."""
-        if self.node_job.plan.memory is None:
+        if self.supply.plan.memory is None:
             return None
         return [stock for number, stock in message["memory"] if numbers is None or number in numbers]
 
@@ -369,7 +362,7 @@ class _Node:
         self._offer()
 
     def _note_failure(self, plan: LaunchPlan, message: Message) -> None:
-        verdict, result, supply = message["told"], self._job_result(message), self.node_job.supply
+        verdict, result, supply = message["told"], self._job_result(message), self.supply
         then = Restart(wait=verdict["wait"], number=verdict["number"])
         console.show_restart(result, plan, then, verdict["where"])
         if self.server is None:  # node 0 has noted it
@@ -402,7 +395,7 @@ class _Node:
         text = f"node 0 at {self.job.master} is lost: {message['why']}."
         if not self.job.restarts:
             return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST_STATUS)
-        rejoin = self.node_job.limits.rejoin
+        rejoin = self.limits.rejoin
         console.write(f"{text} Waiting for it, for {rejoin:.0f} s at most (watch.rejoin)")
         return None
 

@@ -12,15 +12,12 @@ An attempt passes through these states:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.standstill import MAX_GAP
 from paddle_dp.text import numbered
-
-if TYPE_CHECKING:
-    from paddle_dp.recipe.schema import WatchSettings
 
 SETTLE = 3.0  # seconds for another cause to arrive, after a failure that looks like the loss of a peer
 GRACE = 30.0  # seconds for the ranks of all nodes to end, after the message to end
@@ -48,14 +45,6 @@ class NodeLimits:
     gather: float = 600.0
     rejoin: float = 300.0
     spare: int | None = None
-
-    @classmethod
-    def from_watch(cls, watch: WatchSettings, least: int, most: int, spare: int | None = None) -> NodeLimits:
-        """Returns the limits of a recipe's `watch`."""
-        return cls(
-            least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,
-            rejoin=watch.rejoin.seconds, spare=spare,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +278,8 @@ class Rendezvous:
         elif all(how in ("done", "spared") for how in self._done.values()):
             self._over(0)
         elif self._regroups:  # all have stopped, with a checkpoint
-            self._restart(0.0)
+            self._wait = 0.0
+            self._enter("gathering")
         else:
             self._over(StoppedError.exit_status)
 
@@ -297,10 +287,8 @@ class Rendezvous:
         """Asks node 0, which has the checkpoints, for another attempt, after all nodes have ended."""
         cause = min(self._causes, key=lambda cause: (cause.consequence, cause.time))  # as failures.first
         far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
-        others = [c.details["short"] for c in self._causes if c is not cause and "short" in c.details][
-            :MAX_FAILURES
-        ]
-        self._cause = {"node": cause.node, "words": cause.details, "others": others, **far}
+        others = [c.details["short"] for c in self._causes if c is not cause and "short" in c.details]
+        self._cause = {"node": cause.node, "words": cause.details, "others": others[:MAX_FAILURES], **far}
         self._enter("judging")
         self._send(0, say="judge", attempt=self.attempt, memory=self._memories(), **self._cause)
 
@@ -314,10 +302,7 @@ class Rendezvous:
             return
         self._unanswered = {*self.members}
         self._send_all(say="again", attempt=self.attempt, **self._cause, told=verdict)
-        self._restart(float(judgement["wait"]))
-
-    def _restart(self, wait: float) -> None:
-        self._wait = wait
+        self._wait = float(judgement["wait"])
         self._enter("gathering")
 
     def _over(self, status: int, reason: str = "", **details: Any) -> None:

@@ -109,11 +109,10 @@ class Play:
             return plan, logs.fresh(self.folder / f"run{number}")
 
         supply = RankSupply(plan=plan, run=self.folder, obstacle=lambda ranks: "")
-        given = nodes.NodeJob(supply=supply, limits=self.limits, open=opened, inherited={})
 
         def run() -> None:
             try:
-                self.status[number] = nodes.run(given)
+                self.status[number] = nodes.run(supply, self.limits, opened, {})
             except UsageError as error:
                 self.status[number] = 2
                 print(error)
@@ -338,12 +337,10 @@ def test_a_node_that_connects_again_says_how_many_ranks_it_has_now(tmp_path):
     with connections.Server(rendezvous.Rendezvous(limits), ("127.0.0.1", 0), b"") as server:
         address = ("127.0.0.1", server.port)
         member = connections.Membership(address, hello, b"")
-        node_job = nodes.NodeJob(
-            supply=supply, limits=limits, open=lambda again: (plan, tmp_path), inherited={}
-        )
         meeting = Meeting(master=f"127.0.0.1:{server.port}", host="127.0.0.1")
         node = nodes._Node(
-            node_job=node_job, member=member, meeting=meeting, signals=Signals(), server=None, secret=b""
+            supply=supply, limits=limits, open=lambda again: (plan, tmp_path), inherited={}, member=member,
+            meeting=meeting, signals=Signals(), server=None, secret=b"",
         )  # fmt: skip
         (tmp_path / "ranks").write_text("3")
         node._must_stop()  # while an attempt runs, and node 0 is out of reach
@@ -357,13 +354,11 @@ def test_a_node_notes_no_failure_of_an_attempt_without_it(tmp_path, capsys):
     job = Job(recipe=Path("r.yaml"), ranks=2, least_ranks=1, nodes=2, node_rank=1)
     plan = LaunchPlan(job=job, machine=Machine(cores=2), ranks=2, nodes=2, node=1)
     supply = RankSupply(plan=plan, run=tmp_path, obstacle=lambda ranks: "")
-    node_job = nodes.NodeJob(
-        supply=supply, limits=NodeLimits(least=1, most=2), open=lambda again: (plan, tmp_path), inherited={}
-    )
+    limits = NodeLimits(least=1, most=2)
     member: Any = SimpleNamespace(attempt=1, hello={"ranks": 2}, send=lambda **message: None)
     node = nodes._Node(
-        node_job=node_job, member=member, meeting=Meeting(master="", host=""), signals=Signals(), server=None,
-        secret=b"", plan=plan, logs=tmp_path,
+        supply=supply, limits=limits, open=lambda again: (plan, tmp_path), inherited={}, member=member,
+        meeting=Meeting(master="", host=""), signals=Signals(), server=None, secret=b"", plan=plan, logs=tmp_path,
     )  # fmt: skip
     end = end_of(raises(Play(tmp_path), plan, None), 0, False)
     again = {"node": 0, "words": end["words"], "told": {"wait": 0.0, "number": 1, "where": "the beginning"}}
