@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from paddle_dp.mesh.environment import memory_file
+
 VARIABLE = "PADDLE_DP_ENVIRONMENT"  # the path at which a rank finds the other variables
 # Variables that are read when a process starts or a library is loaded, and lists of devices.
 KNOWN = re.compile(
@@ -32,12 +34,8 @@ def in_the_open(name: str) -> bool:
 def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yields the variables for Paddle's launcher; within the context its ranks can take the others."""
     hidden = {name: value for name, value in variables.items() if not in_the_open(name)}
-    file = os.memfd_create("paddle_dp-environment")
-    os.fchmod(file, 0o600)
+    file, path = memory_file("environment", json.dumps(hidden).encode())
     try:
-        with open(file, "wb", closefd=False) as memory:
-            memory.write(json.dumps(hidden).encode())
-        path = f"/proc/{os.getpid()}/fd/{file}"
         yield {**{n: v for n, v in variables.items() if n not in hidden}, VARIABLE: path}
     finally:
         os.close(file)

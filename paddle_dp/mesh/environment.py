@@ -47,6 +47,15 @@ class Environment:
         return cls(rank=rank, ranks=ranks, local_rank=local, master=master, single_machine=alone)
 
 
+def memory_file(name: str, content: bytes) -> tuple[int, str]:
+    """Makes a file in memory, in no file system and for this user alone; returns its descriptor, and the path at which
+    other processes find it until this one closes it."""
+    file = os.memfd_create(f"paddle_dp-{name}")
+    os.fchmod(file, 0o600)
+    os.write(file, content)
+    return file, f"/proc/{os.getpid()}/fd/{file}"
+
+
 def rank_host() -> str:
     """Returns this rank's address for the other ranks, from the launcher's variable."""
     return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.environment import Environment, memory_file
 
 # "start" ends with the first batch, and "end" begins after the callbacks' end. A rank that is "done" is about to leave;
 # one that is "unwatched" does not report its phases.
@@ -186,22 +186,12 @@ class StatusTable:
     """
 
     def __init__(self, ranks: int):
-        self.ranks = ranks
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
-        self._file = os.memfd_create("paddle_dp-heartbeat")
-        os.fchmod(self._file, 0o600)
-        os.truncate(self._file, ranks * _SLOT)
+        self._file, path = memory_file("heartbeat", bytes(ranks * _SLOT))
         self._memory = mmap.mmap(self._file, ranks * _SLOT)
-        os.close(os.open(self._path, os.O_RDWR))  # tests that the ranks will be able to
-
-    @property
-    def _path(self) -> str:
-        return f"/proc/{os.getpid()}/fd/{self._file}"
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return {VARIABLE: self._path}
+        os.close(os.open(path, os.O_RDWR))  # tests that the ranks will be able to
+        self.variables = {VARIABLE: path}
 
     def give(self, record: Heartbeat, slot: int = 0) -> None:
         """Attaches a heartbeat of this process to `slot`."""

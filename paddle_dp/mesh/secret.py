@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import JobError, UsageError
-from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.environment import Environment, memory_file
 
 SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"  # set by the user
 VARIABLE = "PADDLE_DP_RANKS_SECRET"  # set by a supervisor for its ranks
@@ -41,8 +41,9 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
     except OSError as error:
         raise UsageError(f"{SECRET_FILE}={path} cannot be read ({error.strerror}).") from error
     if not secret:
-        todo = "Put one line of random letters in it, on all nodes."
-        raise UsageError(f"{SECRET_FILE}={path} is empty. {todo}")
+        raise UsageError(
+            f"{SECRET_FILE}={path} is empty. Put one line of random letters in it, on all nodes."
+        )
     return secret
 
 
@@ -76,10 +77,7 @@ def _agreed(store: Any) -> bytes:
         return b""
     if here.rank == 0:
         key = secrets.token_bytes(BYTES)
-        file = os.memfd_create("paddle_dp-key")
-        os.fchmod(file, 0o600)
-        os.write(file, key)
-        store.set(NAME, f"/proc/{os.getpid()}/fd/{file}")
+        store.set(NAME, memory_file("key", key)[1])
         return key
     path = bytes(store.get(NAME)).decode(errors="replace")
     try:
