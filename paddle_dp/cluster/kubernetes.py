@@ -132,10 +132,7 @@ exec {_literal(command)} --nodes auto{master}{restarts} --output-dir "$OUT" "${{
                     {"name": "OUT", "value": _quoted(_literal(str(folder)))}, *variables,
                     {"name": SECRET, "valueFrom": secret},
                 ],
-                "resources": {
-                    "requests": {"cpu": cpus, "memory": memory},
-                    "limits": {"memory": memory, **gpus},
-                },
+                "resources": {"requests": {"cpu": cpus, "memory": memory}, "limits": {"memory": memory, **gpus}},
                 "volumeMounts": [
                     {"name": "runs", "mountPath": _quoted(folder.parent)}, {"name": "shm", "mountPath": "/dev/shm"},
                 ],

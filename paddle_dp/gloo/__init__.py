@@ -13,8 +13,8 @@ which gloo lacks.
 |---------------------------------------------------|--------------------------------------------------|----------------
 | G.create                                          | groups use the same keys of one store: the second| process_groups
 |                                                   | hangs or dies (0 of 18 starts on 4 ranks)        |
-| TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed ACKs          | rendezvous
-| FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | rendezvous
+| TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed ACKs          | process_groups
+| FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | process_groups
 | G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 or more| p2p
 | G._start_coalescing G._end_coalescing             | a block's receives wait one by one, on both sides| p2p
 | G.all_reduce                                      | float16: inf; no AVG                             | collectives

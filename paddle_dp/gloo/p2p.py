@@ -149,12 +149,8 @@ def end_block(*_: Any) -> None:
 def patches() -> Iterator[Patch]:
     deadlock = "gloo's send and receive block each other, and mix up messages in groups of three and more"
     absent = 'gloo has none: "does not support with sync_op flag"'
-    for name, replacement in (
-        ("send", send),
-        ("recv", receive),
-        ("send_partial", send_partial),
-        ("recv_partial", receive_partial),
-    ):
+    named = {"send": send, "recv": receive, "send_partial": send_partial, "recv_partial": receive_partial}
+    for name, replacement in named.items():
         yield Patch(GLOO, name, replacement, deadlock)
         yield Patch(GLOO, f"{name}_on_calc_stream", replacement, absent, missing="add")
     absent = "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"

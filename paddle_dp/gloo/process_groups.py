@@ -27,9 +27,6 @@ from paddle_dp.mesh.environment import Environment, bound_socket, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
 
-# Creates TCPStores without races, and has a barrier that names the missing ranks --------------------------------------
-
-
 ATTEMPTS = 20
 
 

@@ -33,11 +33,8 @@ class RayExecutor:
                 raise UsageError(
                     f"--ranks {ranks} needs {needed} {kind}, and the Ray cluster has {has:g}; `ray status` shows them."
                 )
-        self.options = {
-            "num_cpus": ranks,
-            "num_gpus": self.gpus,
-            "max_concurrency": 2,  # `run` blocks until the training is over, and `stop` must be heard
-        }
+        # Two calls at once: `run` blocks until the training is over, and `stop` must be heard.
+        self.options = {"num_cpus": ranks, "num_gpus": self.gpus, "max_concurrency": 2}
 
     def start(self, arguments: Sequence[str], slot: int, screen: Path) -> RayTrial:
         """Starts `paddle-dp ARGUMENTS` on a machine that has room; until one has, the trial waits."""
