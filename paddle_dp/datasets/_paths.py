@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from paddle_dp.errors import DataError, UsageError
@@ -65,3 +66,8 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
 def file_state(stat: os.stat_result) -> tuple[int, int]:
     """Size and time of change: another state of a file has another one."""
     return stat.st_size, stat.st_mtime_ns
+
+
+def states_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What an index of the files depends on: their paths and states."""
+    return [(str(file.resolve()), *file_state(file.stat())) for file in files]

@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paddle_dp.datasets import _windows
 from paddle_dp.datasets._arrays import Array, permutation
 from paddle_dp.datasets._parquet import opened, pyarrow_parquet, reading, require_columns
-from paddle_dp.datasets._paths import MissingDataError, file_state
+from paddle_dp.datasets._paths import MissingDataError, file_state, states_of
+from paddle_dp.datasets._windows import cached
 from paddle_dp.errors import DataError
 from paddle_dp.text import and_more
 from paddle_dp.units import Bytes
@@ -41,26 +41,19 @@ def group_index(
     a damaged file and MissingDataError for one without a column, or if there is no row.
     """
     pyarrow_parquet(files[0])
-    key = _windows._key("row groups", _VERSION, _states(files), [*columns], arrays)
-    folder = _windows._cache_folder(cache)
-    (index,) = _windows._cached(folder, key, lambda: (_index(files, columns, arrays),), arrays=1)
-    return index
+    sources = ("row groups", _VERSION, states_of(files), [*columns], arrays)
+    return cached(cache, sources, lambda: (_index(files, columns, arrays),))[0]
 
 
 def column_values(
     files: Sequence[Path], column: str, check: Callable[[Path, Any], Array], cache: str | None, name: str
 ) -> Array:
     """A small column of all files, such as labels, likewise kept in `cache`; `check` makes an array of a file's."""
-    key = _windows._key(name, _VERSION, _states(files), column)
 
     def make() -> tuple[Array]:
         return (np.concatenate([check(file, _column(file, column)) for file in files]),)
 
-    return _windows._cached(_windows._cache_folder(cache), key, make, arrays=1)[0]
-
-
-def _states(files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    return [(str(file.resolve()), *file_state(file.stat())) for file in files]
+    return cached(cache, (name, _VERSION, states_of(files), column), make)[0]
 
 
 def _column(file: Path, column: str) -> Any:
@@ -129,21 +122,23 @@ class RowGroups(Generic[Group]):
 
     def row(self, number: int) -> tuple[Group, int]:
         """The group that a row is in, and its number within."""
-        group = int(np.searchsorted(self._ends, number, side="right"))
-        first = int(self._ends[group] - self._index["rows"][group])
-        return self._group(group), number - first
+        group, within = self._position(number)
+        return self._group(group), within
 
     def name_of(self, number: int) -> str:
         """Such as "train-000.parquet:17", the row counted from 1 in its file."""
-        group = int(np.searchsorted(self._ends, number, side="right"))
+        group, within = self._position(number)
         file = self._index["file"][group]
-        first = self._ends[group] - self._index["rows"][group]
         before = self._index["rows"][:group][self._index["file"][:group] == file].sum()
-        return f"{self.files[file]}:{number - first + before + 1}"
+        return f"{self.files[file]}:{within + before + 1}"
 
     def file_of(self, number: int) -> str:
+        return str(self.files[self._index["file"][self._position(number)[0]]])
+
+    def _position(self, number: int) -> tuple[int, int]:
+        """The number of a row's group, and the row's number within."""
         group = int(np.searchsorted(self._ends, number, side="right"))
-        return str(self.files[self._index["file"][group]])
+        return group, number - int(self._ends[group] - self._index["rows"][group])
 
     def order(self, seed: int, epoch: int) -> Array:
         """The numbers of all rows in the order of an epoch, int64: groups and the rows of a window are permuted."""
@@ -177,9 +172,8 @@ class RowGroups(Generic[Group]):
                 int(row["group"]), columns=self._columns, use_threads=False
             )
         converted = self._convert(table, name)
-        size = max(
-            int(row["bytes"]), getattr(converted, "nbytes", 0)
-        )  # images that repeat take less in the file
+        # Images that repeat take less in the file.
+        size = max(int(row["bytes"]), getattr(converted, "nbytes", 0))
         while self._groups and self._used + size > self._memory.count:
             self._used -= self._groups.popitem(last=False)[1][1]
         self._groups[group], self._used = (converted, size), self._used + size

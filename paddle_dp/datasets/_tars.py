@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paddle_dp.datasets import _windows
 from paddle_dp.datasets._arrays import Array
 from paddle_dp.datasets._labels import MOST_CLASSES
-from paddle_dp.datasets._paths import file_state
+from paddle_dp.datasets._paths import file_state, states_of
+from paddle_dp.datasets._windows import cached
 from paddle_dp.errors import DataError
 from paddle_dp.text import and_more
 
@@ -38,11 +38,8 @@ def shard_index(shards: Sequence[Path], image: str | None, label: str, cache: st
     a damaged archive, a member that is no plain file, a name that occurs twice, and a sample without one image and one
     label.
     """
-    states = [(str(shard.resolve()), *file_state(shard.stat())) for shard in shards]
-    name = _windows._key("tar", _VERSION, states, image, label)
-    folder = _windows._cache_folder(cache)
-    (index,) = _windows._cached(folder, name, lambda: (_indexed(shards, image, label),), arrays=1)
-    return index
+    sources = ("tar", _VERSION, states_of(shards), image, label)
+    return cached(cache, sources, lambda: (_indexed(shards, image, label),))[0]
 
 
 def _indexed(shards: Sequence[Path], image: str | None, label: str) -> Array:

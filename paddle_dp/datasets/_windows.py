@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
-from paddle_dp.datasets._paths import MissingDataError
+from paddle_dp.datasets._paths import MissingDataError, file_state
 from paddle_dp.datasets._texts import Span
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
@@ -115,12 +115,9 @@ class TextConfig:
     ) -> tuple[Array, ...]:
         """The first `arrays` arrays that `encode` makes of the files, or has made before. `settings`: all else that it
         depends on (JSON values)."""
-        stats = [file.stat() for file in files]
-        states = [
-            (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
-        ]
+        states = [(str(file), *file_state(file.stat())) for file in files]
         field = [self.field] if any(map(_texts.holds_documents, files)) else []
-        return _cached(_cache_folder(self.cache), _key(states, *settings, *field), encode, arrays)
+        return cached(self.cache, (states, *settings, *field), encode, arrays)
 
     def filled(self, data: Filled, split: str, tokens: int, files: tuple[Path, ...]) -> Filled:
         """`data`, made of so many tokens. Raises DataError if it has no sample."""
@@ -130,22 +127,6 @@ class TextConfig:
                 f"the {split} split has {sizes}: shorten dataset.length, or change dataset.held_out"
             )
         return data
-
-    def all_windows(self, path: Path) -> Iterator[tuple[Array, Array]]:
-        """Yields all windows of each document of a file, input and target int64 [up to `length`], the incomplete last
-        one included. Raises DataError for a document without a token to predict."""
-        by = tokenizer(self.tokenizer)
-        try:
-            documents = list(_texts.documents(path, self.field))
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        for text in documents:
-            tokens = by.encode(text).astype(np.int64)
-            if len(tokens) < 2:
-                raise DataError(f"{path} has {len(tokens)} tokens: there is nothing to predict in it")
-            for start in range(0, len(tokens) - 1, self.length):
-                window = tokens[start : start + self.length + 1]
-                yield window[:-1], window[1:]
 
     def named_files(self, split: str = "train") -> list[_texts.Named]:
         """All files, up to `limit`; of the split `test` the files of `test`, if it is set. Of the split `train`
@@ -191,26 +172,17 @@ def _encode(files: tuple[Path, ...], span: Span, by: Tokenizer, field: str) -> t
     return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces[1:]])
 
 
-def _cache_folder(path: str | None) -> Path:
-    """`path`, or the user's cache folder."""
-    if path:
-        return Path(path).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "paddle_dp"
-
-
-def _key(*sources: object) -> str:
-    """The file name of the tokens that are made from `sources` (JSON values)."""
-    return hashlib.sha256(json.dumps([_VERSION, *sources]).encode()).hexdigest()[:24]
-
-
-def _cached(cache: Path, name: str, make: Callable[[], tuple[Array, ...]], arrays: int) -> tuple[Array, ...]:
-    """The first `arrays` arrays of `name`, memory-mapped from the folder `cache`; if one is missing, `make` makes all,
-    and these are written first.
+def cached(
+    folder: str | None, sources: Sequence[object], make: Callable[[], tuple[Array, ...]], arrays: int = 1
+) -> tuple[Array, ...]:
+    """The first `arrays` arrays that are made from `sources` (JSON values), memory-mapped from `folder`, by default the
+    user's cache folder; if one is missing, `make` makes all, and these are written first.
 
     Several processes may call this: one makes the arrays while the others wait. Without file locks (some network
     folders), every process makes them. If the folder cannot be written, they stay in memory.
     """
+    cache = Path(folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paddle_dp")).expanduser()
+    name = hashlib.sha256(json.dumps([_VERSION, *sources]).encode()).hexdigest()[:24]
     files = [cache / (f"{name}-{number}.npy" if number else f"{name}.npy") for number in range(arrays)]
     if (known := _read_all(files)) is not None:
         return known
