@@ -38,7 +38,7 @@ def stratified(labels: Array, fraction: float, seed: int) -> Array:
     take = np.floor(quota).astype(int)
     missing = int(np.ceil(fraction * len(labels) - 1e-9)) - int(take.sum())
     take[np.argsort(take - quota, kind="stable")[:missing]] += 1
-    draws = np.random.Philox(np.random.SeedSequence(seed % 2**64)).random_raw(len(labels))
+    draws = raw_draws(len(labels), seed % 2**64)
     test_mask = np.zeros(len(labels), dtype=bool)
     for label, number in zip(classes, take, strict=True):
         members = np.flatnonzero(labels == label)
@@ -54,7 +54,10 @@ def checked_split(split: str) -> str:
 
 
 def permutation(count: int, *key: int) -> Array:
-    """A permutation of 0 to `count` - 1 by the numbers in `key`, int64; of Philox's raw stream, which NumPy never
-    changes."""
-    raw = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(raw, kind="stable")
+    """A permutation of 0 to `count` - 1 by the numbers in `key`, int64."""
+    return np.argsort(raw_draws(count, *key), kind="stable")
+
+
+def raw_draws(count: int, *key: int) -> Array:
+    """Random numbers uint64 [count] by the numbers in `key`: Philox's raw stream, which NumPy never changes."""
+    return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)

@@ -17,17 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 STRENGTHS = 31  # from 0 to 30
-_SIGNED = (
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "rotate",
-    "brightness",
-    "color",
-    "contrast",
-    "sharpness",
-)
+_UNSIGNED = ("identity", "posterize", "solarize", "autocontrast", "equalize", "invert")
 Operation = Callable[["Image", float], "Image"]
 
 
@@ -108,7 +98,7 @@ class RandAugment:
         return image
 
     def _applied(self, image: Image, name: str, amount: float) -> Image:
-        if name in _SIGNED and random.random() < 0.5:
+        if name not in _UNSIGNED and random.random() < 0.5:
             amount = -amount
         return self._operations[name](image, amount)
 

@@ -10,12 +10,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.datasets._paths import MissingDataError
-from paddle_dp.errors import DataError, InstallError
+from paddle_dp.datasets._paths import MissingDataError, needed_module
+from paddle_dp.errors import DataError
 
 ROLES = ("system", "user", "assistant", "tool")
 UNWRITTEN = ("tools", "functions", "images", "videos", "audios")
@@ -26,6 +25,9 @@ Message = dict[str, Any]
 Turn = tuple[int, int]
 """First and last character of an assistant's turn in a conversation's text, as a slice."""
 _OTHER = "QvZjXwKq"  # a content that no template changes
+_NO_JINJA = (
+    "dataset.tokenizer: its chat_template is in Jinja, which needs a package: pip install 'paddle_dp[chat]'"
+)
 
 
 class WrongLineError(DataError):
@@ -111,11 +113,9 @@ def _check_message(message: Message, label: str) -> None:
     role, content, weight = message.get("role"), message.get("content"), message.get("weight", 1)
     if role not in ROLES:
         have = (
-            f"has the role {role!r}"
-            if "role" in message
-            else f"has no role, but {', '.join(message) or 'nothing'}"
+            f"the role {role!r}" if "role" in message else f"no role, but {', '.join(message) or 'nothing'}"
         )
-        raise WrongLineError(f"{label} {have}: roles are {', '.join(ROLES)}")
+        raise WrongLineError(f"{label} has {have}: roles are {', '.join(ROLES)}")
     for key in ("tool_calls", "function_call"):
         if message.get(key):
             raise WrongLineError(
@@ -212,7 +212,7 @@ class JinjaTemplate(Template):
 
     def __init__(self, source: str, name: str, tokens: Mapping[str, str], marks: Sequence[str]):
         super().__init__(name, marks, [source, dict(tokens)])
-        jinja2, sandbox = _jinja("jinja2"), _jinja("jinja2.sandbox")
+        jinja2, sandbox = (needed_module(module, _NO_JINJA) for module in ("jinja2", "jinja2.sandbox"))
         # transformers finds answers by {% generation %} … {% endgeneration %}, which Jinja does not know.
         for word, known in (("generation", "if true"), ("endgeneration", "endif")):
             source = re.sub(rf"({{%[-+]?)\s*{word}\s*([-+]?%}})", rf"\1 {known} \2", source)
@@ -252,9 +252,8 @@ def template_of(tokenizer: str) -> Template:
     named = file.with_name("chat_template.jinja")
     source = named.read_text(encoding="utf-8") if named.exists() else settings.get("chat_template")
     if isinstance(source, list):  # several by name
-        source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}.get(
-            "default"
-        )
+        by_name = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = by_name.get("default")
     tokens = {
         name: str(value.get("content") if isinstance(value, dict) else value)
         for name, value in settings.items()
@@ -281,12 +280,3 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _refuse(message: str) -> None:
     raise ValueError(message)
-
-
-def _jinja(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise InstallError(
-            "dataset.tokenizer: its chat_template is in Jinja, which needs a package: pip install 'paddle_dp[chat]'"
-        ) from None

@@ -196,9 +196,7 @@ class Views:
         erase = transforms.RandomErasing(self.erase, value="random")
 
         def with_noise(pixels: Array) -> Array:
-            noise = erase(
-                np.zeros_like(pixels)
-            )  # of standard deviation 255, as of an image that is not normalised
+            noise = erase(np.zeros_like(pixels))  # of standard deviation 255, as of unnormalised images
             return np.where(noise == 0, pixels, noise / 255)
 
         return with_noise

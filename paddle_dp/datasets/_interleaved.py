@@ -71,6 +71,11 @@ def draws_of_epoch(
     return choose(int(end[0]) for end in ends if len(end)) + 1
 
 
+def epoch_length(dataset: Any) -> int:
+    """The samples of a data set until one comes again: all, or an epoch of one that states its order."""
+    return len(dataset.epoch_order(0, 0) if hasattr(dataset, "epoch_order") else dataset)
+
+
 class Concatenated:
     """`repeats[n]` times the samples of data set n, one data set after the other. `sources`: data sets by their names
     in messages.
@@ -164,11 +169,11 @@ class Concatenated:
 
     def _refuse_tokenizers(self) -> None:
         """Raises UsageError if the same tokens are other texts in two data sets."""
-        tokenizers = [
-            (name, getattr(getattr(dataset, "texts", dataset), "tokenizer", None))
+        known = [
+            (name, getattr(tokenizer, "identity", None))
             for name, dataset in zip(self._names, self._datasets, strict=True)
+            if (tokenizer := getattr(getattr(dataset, "texts", dataset), "tokenizer", None))
         ]
-        known = [(name, getattr(tokenizer, "identity", None)) for name, tokenizer in tokenizers if tokenizer]
         for (first, identity), (name, other) in pairwise(known):
             if identity != other:
                 raise UsageError(
@@ -193,11 +198,7 @@ class InterleavedSamples(Concatenated):
         draws: int | None = None,
     ):
         datasets, numbers = [*sources.values()], integer_weights(weights)
-        # The samples until one comes again: all, or an epoch of a data set in its stated order.
-        self._lengths = [
-            len(dataset.epoch_order(0, 0)) if hasattr(dataset, "epoch_order") else len(dataset)
-            for dataset in datasets
-        ]
+        self._lengths = [*map(epoch_length, datasets)]
         if draws is None:
             draws = draws_of_epoch(numbers, self._lengths, until)
         if draws > MOST_DRAWS:

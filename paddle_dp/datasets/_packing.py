@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._arrays import Array, raw_draws
 
 IGNORED = -100  # the target of a token that does not count: loss.ignore_index
 PADDING = -1  # stands for a document, where a window has no more
@@ -69,12 +69,11 @@ class BestFit:
         windows: list[list[int]] = [[] for _ in range(length // unit + 1)]  # by the room that they have left
         chosen, self.windows = [], 0
         for size in np.sort(self.sizes)[::-1].tolist():
-            room = next((room for room in range(size, len(windows)) if windows[room]), None)
-            if room is None:
-                room, window = len(windows) - 1, self.windows
+            room = next((room for room in range(size, len(windows)) if windows[room]), len(windows) - 1)
+            if not windows[room]:
+                windows[room].append(self.windows)
                 self.windows += 1
-            else:
-                window = windows[room].pop()
+            window = windows[room].pop()
             windows[max(0, room - size)].append(window)
             chosen.append(window)
         self._by_window = np.argsort(chosen, kind="stable")
@@ -129,9 +128,8 @@ class Epoch:
         tokens, targets = (self._documents.tokens[source + n].astype(np.int64) for n in (0, 1))
         learned = self._documents.learned
         counts = ~padded if learned is None else ~padded & learned[source + 1]
-        return {"tokens": np.where(padded, 0, tokens), "positions": positions}, np.where(
-            counts, targets, IGNORED
-        )
+        inputs = {"tokens": np.where(padded, 0, tokens), "positions": positions}
+        return inputs, np.where(counts, targets, IGNORED)
 
 
 class Packed:
@@ -155,9 +153,6 @@ class Packed:
         key = () if self._fixed else (seed % 2**64, epoch, _DRAWS)
         if self._last is None or self._last[0] != key:
             number = len(self.documents.begins)
-            # Philox's raw stream is equal in all versions of NumPy.
-            draws = (
-                np.random.Philox(np.random.SeedSequence(key)).random_raw(number) if key else np.arange(number)
-            )
+            draws = raw_draws(number, *key) if key else np.arange(number)
             self._last = key, Epoch(self.documents, self._arrange(draws), self.length, len(self))
         return self._last[1]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.datasets._paths import MissingDataError
-from paddle_dp.errors import DataError, InstallError
+from paddle_dp.datasets._paths import MissingDataError, needed_module
+from paddle_dp.errors import DataError
 
 SUFFIX = ".parquet"
 _ROWS = 1024  # that are Python objects at a time
@@ -21,12 +20,8 @@ def is_parquet(file: Path) -> bool:
 
 def pyarrow_parquet(file: Path) -> Any:
     """The module pyarrow.parquet. Raises InstallError, which names the file that needs it."""
-    try:
-        return import_module("pyarrow.parquet")
-    except ImportError:
-        raise InstallError(
-            f"dataset.path: reading {file} needs the package pyarrow: pip install 'paddle_dp[parquet]'"
-        ) from None
+    error = f"dataset.path: reading {file} needs the package pyarrow: pip install 'paddle_dp[parquet]'"
+    return needed_module("pyarrow.parquet", error)
 
 
 @contextmanager

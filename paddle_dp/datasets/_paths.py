@@ -1,4 +1,4 @@
-"""Paths of data sets on this machine, with errors that describe the missing files."""
+"""What data sets need on this machine, paths and packages, with errors that describe what is missing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from paddle_dp.errors import DataError, UsageError
+from paddle_dp.errors import DataError, InstallError, UsageError
 
 
 class MissingDataError(DataError, UsageError):
     """The data are missing at the recipe's path. Another setting would help, so this is also a UsageError."""
+
+
+def needed_module(name: str, error: str) -> Any:
+    """A module of an optional package. Raises InstallError, with the text `error`, without it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InstallError(error) from None
 
 
 def existing_path(path: str | None, description: str, setting: str = "path") -> Path:

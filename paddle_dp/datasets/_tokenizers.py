@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from paddle_dp.datasets._arrays import Array
-from paddle_dp.datasets._paths import existing_path
-from paddle_dp.errors import InstallError
+from paddle_dp.datasets._paths import existing_path, needed_module
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
@@ -99,9 +97,5 @@ def kind(vocab: int) -> Any:
 
 
 def _package(name: str, file: Path) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise InstallError(
-            f"dataset.tokenizer: reading {file} needs the package {name}: pip install {name}"
-        ) from None
+    error = f"dataset.tokenizer: reading {file} needs the package {name}: pip install {name}"
+    return needed_module(name, error)

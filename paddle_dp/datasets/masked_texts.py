@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._packing import IGNORED
 from paddle_dp.datasets._windows import TextConfig, Windows
 from paddle_dp.units import Count, Probability
-
-IGNORED = -100  # the target of a token that is not chosen: loss.ignore_index
 
 
 class MaskedWindows:
@@ -53,7 +52,5 @@ class Config(TextConfig):
     def build(self, split: str) -> MaskedWindows:
         """Inputs int64 [length]; targets int64 [length], -100 where no token is to be predicted."""
         texts = self.windows(split)
-        vocab = texts.tokenizer.vocab
-        return MaskedWindows(
-            texts, self.masked, vocab if self.mask is None else self.mask, fixed=split == "test"
-        )
+        mask = texts.tokenizer.vocab if self.mask is None else self.mask
+        return MaskedWindows(texts, self.masked, mask, fixed=split == "test")

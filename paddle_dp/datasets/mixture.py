@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
 
 from paddle_dp.datasets._arrays import checked_split
-from paddle_dp.datasets._interleaved import Concatenated, InterleavedSamples
+from paddle_dp.datasets._interleaved import Concatenated, InterleavedSamples, epoch_length
 from paddle_dp.errors import DataError, Mistake, RecipeError, UsageError
 from paddle_dp.part import ErrorContext, Part, read_part, read_settings
 from paddle_dp.part.config import fields_of
@@ -72,11 +72,6 @@ class WeightedSource:
             raise UsageError(f"{self.name}, {split} split, {reason}")
 
 
-def _size(dataset: Any) -> int:
-    """The samples of an epoch of a data set."""
-    return len(dataset.epoch_order(0, 0) if hasattr(dataset, "epoch_order") else dataset)
-
-
 def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
     context = info.context or {}
     key = ".".join(filter(None, [context.get("prefix", ""), "sources"]))
@@ -88,10 +83,9 @@ def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
         prefix = f"{key}.{number}"
         owner = ErrorContext(subject=prefix, prefix=prefix)
         settings = dict(value) if isinstance(value, dict) else value
-        weights = (
-            {"weight": settings.pop("weight")} if isinstance(settings, dict) and "weight" in settings else {}
-        )
-        weight, dataset, is_weight = None, None, False
+        has_weight = isinstance(settings, dict) and "weight" in settings
+        weights = {"weight": settings.pop("weight")} if has_weight else {}
+        dataset = weight = None
         try:
             dataset = read_part(
                 "datasets", settings, prefix, context.get("home"), tries=context.get("tries", True)
@@ -99,13 +93,13 @@ def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
         except RecipeError as error:
             mistakes += [_within(number, mistake) for mistake in error.mistakes]
         try:
-            weight, is_weight = read_settings(SourceWeight, weights, owner).weight, True
+            weight = read_settings(SourceWeight, weights, owner).weight
         except RecipeError as error:
             mistakes += [_within(number, mistake) for mistake in error.mistakes]
         if dataset is not None and dataset.reading != "each":
             text = f"{prefix}.reading: one data set of a mixture cannot be scattered: leave it out"
             mistakes.append(Mistake(where="", message=text, path=(number, "reading")))
-        if dataset is not None and is_weight:
+        if dataset is not None:
             sources.append(WeightedSource(prefix, dataset, weight))
     with_weight = [source.weight is not None for source in sources]
     if not mistakes and any(with_weight) and not all(with_weight):
@@ -184,7 +178,7 @@ class Config:
         if absent := [name for name in built if name not in datasets]:
             raise UsageError(f"{absent[0]} has no training data: its train split is None")
         weights = [source.weight for source in self.sources if source.weight is not None]
-        sizes = [_size(dataset) for dataset in datasets.values()]
+        sizes = [*map(epoch_length, datasets.values())]
         samples = self.samples or (None if weights else sum(sizes))
         return InterleavedSamples(datasets, weights or sizes, self.epoch, samples)
 

@@ -20,10 +20,8 @@ class NoiseToDigits:
         return len(self._pixels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        noise = np.random.standard_normal(self._numbers).astype(
-            np.float32
-        )  # seeded by the loader, per sample
-        return noise, self._pixels[index]
+        noise = np.random.standard_normal(self._numbers)  # seeded by the loader, per sample
+        return noise.astype(np.float32), self._pixels[index]
 
 
 @dataclass(frozen=True, kw_only=True)

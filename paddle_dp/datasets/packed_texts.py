@@ -24,6 +24,5 @@ class Config(TextConfig):
         files, (tokens, ends) = self.texts(split, by, arrays=2)
         documents = Documents.until(ends, tokens)
         arrange = Consecutive(documents.inputs, self.length)
-        return self.filled(
-            Packed(documents, arrange, self.length, by, split == "test"), split, len(tokens), files
-        )
+        data = Packed(documents, arrange, self.length, by, split == "test")
+        return self.filled(data, split, len(tokens), files)
