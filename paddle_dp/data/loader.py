@@ -9,7 +9,6 @@ Starting in the middle of an epoch costs nothing: earlier samples are not read.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
@@ -121,23 +120,20 @@ class Loader:
         return prefetch(self._batches(epoch, shares, device), device)
 
     def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], device: Any) -> Iterator[Batch]:
-        begun_shares: deque[BatchShare] = deque()
-
-        def begin_shares() -> Iterator[BatchShare]:
+        def with_sampler() -> Iterator[BatchShare]:
             sampler = self.sampler
             for k, dp_rank in shares:
                 if dp_rank != sampler.dp_rank:
                     sampler = replace(sampler, dp_rank=dp_rank)
-                begun_shares.append((k, sampler))
                 yield k, sampler
 
-        source = self._source.read(epoch, begin_shares())
+        source = self._source.read_with_shares(epoch, with_sampler())
         copy, keep_targets = copies_to(device), not is_cpu(device)
         while True:
             begun = time.perf_counter()
-            if (arrays := next(source, None)) is None:
+            if (read := next(source, None)) is None:
                 return
-            k, sampler = begun_shares.popleft()
+            (k, sampler), arrays = read
             size = sampler.size(k, epoch)
             micro_batches = []
             for (inputs, targets, count), (first, _) in zip(arrays, sampler.cuts(size), strict=True):

@@ -8,7 +8,6 @@ and workers, and a rank reads one sample more for each of its micro-batches.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -68,15 +67,8 @@ class Mixing(BatchSource):
         self._source, self._mix, self._seed = source, mix, seed
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        begun: deque[int] = deque()
-
-        def noted() -> Iterator[BatchShare]:
-            for k, sampler in shares:
-                begun.append(k)
-                yield k, sampler
-
-        for micro_batches in self._source.read(epoch, noted()):
-            drawn = draw(self._mix, self._seed, epoch, begun.popleft())
+        for (k, _), micro_batches in self._source.read_with_shares(epoch, shares):
+            drawn = draw(self._mix, self._seed, epoch, k)
             if self._mix.cutmix:  # also if this batch is blended: the first batch shall tell
                 for inputs, _, _ in micro_batches:
                     _check_images(inputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -89,12 +90,10 @@ def class_names(dataset: Dataset) -> tuple[str, ...]:
 
 def name(dataset: Dataset, index: int) -> str:
     """ "sample 17 (path/of/17.jpg)", or "sample 17" if the data set has no names."""
-    try:
-        return (
-            f"sample {index} ({dataset.name_of(index)})" if isinstance(dataset, Named) else f"sample {index}"
-        )
-    except Exception:  # noqa: BLE001 - an error here must not hide the error that names the sample
-        return f"sample {index}"
+    with suppress(Exception):  # an error here must not hide the error that names the sample
+        if isinstance(dataset, Named):
+            return f"sample {index} ({dataset.name_of(index)})"
+    return f"sample {index}"
 
 
 def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
@@ -267,6 +266,20 @@ class BatchSource:
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """Yields the micro-batches of each share; they are valid until the next share is taken."""
         raise NotImplementedError
+
+    def read_with_shares(
+        self, epoch: int, shares: Iterator[BatchShare]
+    ) -> Iterator[tuple[BatchShare, list[MicroArrays]]]:
+        """Yields each share with its micro-batches; `read` may have taken later shares already."""
+        begun: deque[BatchShare] = deque()
+
+        def begin() -> Iterator[BatchShare]:
+            for share in shares:
+                begun.append(share)
+                yield share
+
+        for micro_batches in self.read(epoch, begin()):
+            yield begun.popleft(), micro_batches
 
     def workers_busy(self) -> float:
         """The CPU seconds of the workers so far."""

@@ -13,7 +13,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -103,23 +102,22 @@ class Scatterer(BatchSource):
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """Yields rank 0's micro-batches. A reading error is raised when its batch is due, not when it is prefetched."""
         self._reads, self._received = self._reads + 1, {}
-        begun: deque[int] = deque()
 
         def wholes() -> Iterator[BatchShare]:
             for k, _ in shares:
                 self._received = self._received or dict.fromkeys(self._peers, k - 1)
-                begun.append(k)
                 yield k, self._global_sampler
 
-        source, ready = self._source.read(epoch, wholes()), deque[tuple[int, list[MicroArrays]]]()
+        source = self._source.read_with_shares(epoch, wholes())
+        ready = deque[tuple[int, list[MicroArrays]]]()
         error: Exception | None = None
         ended = False
         while True:
             while not (ended or error) and len(ready) <= self._prefetch:
                 try:
-                    if ended := (arrays := next(source, None)) is None:
+                    if ended := (read := next(source, None)) is None:
                         break
-                    k = begun.popleft()
+                    (k, _), arrays = read
                     ready.append((k, self._scattered(arrays, epoch, k)))
                 except Exception as raised:  # noqa: BLE001 - a data set may raise anything; raised when due
                     error = raised
@@ -135,28 +133,23 @@ class Scatterer(BatchSource):
     def _scattered(self, micro_batches: list[MicroArrays], epoch: int, k: int) -> list[MicroArrays]:
         """Sends all ranks their slices of global batch `k`, and returns this rank's."""
         packed: dict[int, list[memoryview]] = {}
+        size = self._global_sampler.size(k, epoch)
         for rank, dp_rank in enumerate(self._dp_ranks[1:], start=1):
             if dp_rank not in packed:
-                slices = self._slices(micro_batches, dp_rank, (epoch, k))
-                key = self._reads, epoch, k
+                slices, key = self._slices(micro_batches, dp_rank, size), (self._reads, epoch, k)
                 packed[dp_rank] = pack(slices, key, _indices(self._samplers[dp_rank], epoch, k))
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
         # The source reuses its arrays for the next batch, so they are copied.
-        chunk = self._slices(micro_batches, self._dp_ranks[0], (epoch, k))
+        chunk = self._slices(micro_batches, self._dp_ranks[0], size)
         return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in chunk]
 
-    def _slices(
-        self, micro_batches: list[MicroArrays], dp_rank: int, position: tuple[int, int]
-    ) -> list[MicroArrays]:
-        """A data rank's part of each micro-batch of a global batch (`position`: epoch, number), as its
-        `Sampler.reads`: an empty part becomes a dummy."""
-        epoch, k = position
-        size = self._global_sampler.size(k, epoch)
+    def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, size: int) -> list[MicroArrays]:
+        """A data rank's part of each micro-batch of a global batch of `size` samples, as its `Sampler.reads`: an empty
+        part becomes a dummy."""
         slices: list[MicroArrays] = []
         cuts = zip(self._global_sampler.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
-        for (first, _), (start, stop) in cuts:
-            inputs, targets, _ = micro_batches[len(slices)]
+        for (inputs, targets, _), ((first, _), (start, stop)) in zip(micro_batches, cuts, strict=True):
             rows = slice(start - first, max(stop, start + 1) - first)
             slices.append((rows_of(inputs, rows), rows_of(targets, rows), stop - start))
         return slices
@@ -231,10 +224,8 @@ def unpack(message: bytearray) -> tuple[tuple[int, int, int], list[MicroArrays],
     head = json.loads(bytes(message[_LENGTH.size : at]))
     arrays: list[Array] = []
     for name, shape in head["arrays"]:
-        count = prod(shape)
-        array = np.frombuffer(message, np.dtype(name), count, at) if count else np.zeros(0, np.dtype(name))
-        arrays.append(array.reshape(shape))
-        at += array.nbytes + -array.nbytes % _ALIGNED
+        arrays.append(np.ndarray(shape, np.dtype(name), message, at))
+        at += arrays[-1].nbytes + -arrays[-1].nbytes % _ALIGNED
     rest = iter(arrays)
     indices = next(rest)
     micro_batches: list[MicroArrays] = []

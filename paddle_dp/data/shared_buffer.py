@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -83,23 +83,13 @@ class SharedBuffer:
     def __init__(self, spec: SampleSpec, rows: int, slots: int):
         self.spec = spec
         array_specs = (ArraySpec("<i8", ()), *spec.arrays)
-        size = sum(_aligned(rows * array_spec.bytes) for array_spec in array_specs)
-        memory = mmap.mmap(-1, max(slots * size, 1))
+        sizes = [-(-rows * array_spec.bytes // _ALIGNED) * _ALIGNED for array_spec in array_specs]
+        memory = mmap.mmap(-1, max(slots * sum(sizes), 1))
         self.slots: list[Slot] = []
         offset = 0
         for _ in range(slots):
-            arrays = []
-            for array_spec in array_specs:
-                arrays.append(_view(memory, offset, array_spec, rows))
-                offset += _aligned(rows * array_spec.bytes)
+            arrays: list[Array] = []
+            for array_spec, size in zip(array_specs, sizes, strict=True):
+                arrays.append(np.ndarray((rows, *array_spec.shape), array_spec.dtype, memory, offset))
+                offset += size
             self.slots.append(Slot(arrays[0], *unflatten(spec.structure, arrays[1:])))
-
-
-def _view(memory: mmap.mmap, offset: int, spec: ArraySpec, rows: int) -> Array:
-    shape = (rows, *spec.shape)
-    flat: np.ndarray[Any, Any] = np.frombuffer(memory, spec.dtype, prod(shape), offset)
-    return flat.reshape(shape)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED

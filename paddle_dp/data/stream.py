@@ -255,24 +255,18 @@ def _counted(source: Any, name: str) -> int:
     with restoring_globals():
         if isinstance(source, OfEpoch):
             source.set_epoch(0)
-        for _ in _with_sample_number(source, name):
-            count += 1
-            if count > LARGEST:
-                raise UsageError(
-                    f"{name}: the stream has more than {LARGEST:,} samples, or no end. Set loader.samples to the "
-                    "samples of an epoch."
-                )
+        try:
+            for count, _ in enumerate(source, start=1):
+                if count > LARGEST:
+                    break
+        except Exception as error:
+            raise DataError(f"{name}: sample {count}: {type(error).__name__}: {error}") from error
+    if count > LARGEST:
+        raise UsageError(
+            f"{name}: the stream has more than {LARGEST:,} samples, or no end. Set loader.samples to the samples of an "
+            "epoch."
+        )
     if (took := time.monotonic() - began) > QUIET_SECONDS:
         saves = f"(loader.samples={count} saves that)"
         print(f"{name}: counted the stream's {count} samples in {took:.0f} s {saves}", flush=True)
     return count
-
-
-def _with_sample_number(source: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yields the samples. Turns an error of the source into a DataError with the sample's number."""
-    number = 0
-    try:
-        for number, sample in enumerate(source, start=1):  # noqa: B007 - it is for the message
-            yield sample
-    except Exception as error:
-        raise DataError(f"{name}: sample {number}: {type(error).__name__}: {error}") from error

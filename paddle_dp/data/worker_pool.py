@@ -34,7 +34,7 @@ from paddle_dp.data.sample import (
     take,
 )
 from paddle_dp.data.sampler import Indices, Sampler, cut
-from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer, Slot
+from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer
 from paddle_dp.data.worker import (
     Answer,
     Progress,
@@ -330,40 +330,29 @@ def batch_main(dataset: Dataset, sampler: Sampler) -> WorkerMain:
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
     """A main function that fills the rows of each command, then answers it."""
-    fill_rows = _fill_stacked if is_stacked(dataset) else _fill_each
+    at_once, spec = is_stacked(dataset), buffer.spec
+
+    def check(index: int, pair: Pair) -> None:
+        if difference := spec.difference(pair):
+            different = f"{name(dataset, index)} is {difference} as {spec.example}"
+            raise DataError(f"{different}: they cannot be stacked to a batch{PAD}")
 
     def fill(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         rows = buffer.slots[slot].rows(first, stop)
-        fill_rows(dataset, (seed, epoch), rows, buffer.spec, progress)
+        if at_once:
+            progress[:] = progress[0] + 1, rows.indices[0]
+            inputs, targets = take(dataset, rows.indices)
+            check(int(rows.indices[0]), (rows_of(inputs, 0), rows_of(targets, 0)))
+            rows.fill(slice(None), inputs, targets)
+            return {}
+        for row, index in enumerate(rows.indices.tolist()):
+            progress[:] = progress[0] + 1, index
+            pair = read_seeded(dataset, seed, epoch, index)
+            check(index, pair)
+            rows.fill(row, *pair)
         return {}
 
     return answering(fill)
-
-
-def _fill_stacked(
-    dataset: Dataset, _key: tuple[int, int], rows: Slot, spec: SampleSpec, progress: Progress
-) -> None:
-    progress[:] = progress[0] + 1, rows.indices[0]
-    inputs, targets = take(dataset, rows.indices)
-    _check(dataset, int(rows.indices[0]), spec, (rows_of(inputs, 0), rows_of(targets, 0)))
-    rows.fill(slice(None), inputs, targets)
-
-
-def _fill_each(
-    dataset: Dataset, key: tuple[int, int], rows: Slot, spec: SampleSpec, progress: Progress
-) -> None:
-    for row, index in enumerate(rows.indices.tolist()):
-        progress[:] = progress[0] + 1, index
-        pair = read_seeded(dataset, *key, index)
-        _check(dataset, index, spec, pair)
-        rows.fill(row, *pair)
-
-
-def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:
-    if difference := spec.difference(pair):
-        raise DataError(
-            f"{name(dataset, index)} is {difference} as {spec.example}: they cannot be stacked to a batch{PAD}"
-        )
 
 
 def answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain:
