@@ -9,6 +9,8 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 
 from models._attention import attention
+from models._chain import Hidden, split
+from models._generate import Cache
 
 STD = 0.02
 
@@ -29,6 +31,19 @@ class TiedOutput(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         scores = paddle.matmul(x, self.weight, transpose_y=True)
         return scores if self.bias is None else scores + self.bias
+
+
+class Head(nn.Layer):
+    """[n, t, width] → scores [n, t, vocab] of a language model."""
+
+    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
+
+    def __init__(self, norm: nn.Layer, out: nn.Layer):
+        super().__init__()
+        self.norm, self.out = norm, out
+
+    def forward(self, hidden: Hidden, cache: Cache | None = None) -> paddle.Tensor:
+        return self.out(self.norm(split(hidden)[0]))
 
 
 class Block(nn.Layer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from models._checks import at_least_one, check_widths
+from models.mlp import gelu_layers
 
 
 class Gan(nn.Layer):
@@ -22,8 +22,8 @@ class Gan(nn.Layer):
 
     def __init__(self, noise: int, hidden: Sequence[int], outputs: int):
         super().__init__()
-        self.generator = nn.Sequential(*_layers([noise, *hidden, outputs]), nn.Sigmoid())
-        self.discriminator = nn.Sequential(*_layers([outputs, *reversed(hidden), 1]))
+        self.generator = nn.Sequential(*gelu_layers([noise, *hidden, outputs])[:-1], nn.Sigmoid())
+        self.discriminator = nn.Sequential(*gelu_layers([outputs, *reversed(hidden), 1])[:-1])
 
     def forward(self, noise: paddle.Tensor) -> paddle.Tensor:
         return self.generator(noise)
@@ -38,13 +38,6 @@ class Gan(nn.Layer):
 
     def _score(self, samples: paddle.Tensor) -> paddle.Tensor:
         return self.discriminator(samples).squeeze(-1)
-
-
-def _layers(widths: Sequence[int]) -> list[nn.Layer]:
-    layers: list[nn.Layer] = []
-    for narrow, wide in itertools.pairwise(widths):
-        layers += [nn.Linear(narrow, wide), nn.GELU()]
-    return layers[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)

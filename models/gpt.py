@@ -16,7 +16,7 @@ from models._chain import DocumentChain, Hidden, joined, split
 from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, check_length, divides
 from models._generate import Cache, Generates
 from models._names import Names
-from models._transformer import STD, TiedOutput, linear, residual_std
+from models._transformer import STD, Head, TiedOutput, linear, residual_std
 
 
 class Embedding(nn.Layer):
@@ -64,19 +64,6 @@ class Block(_transformer.Block):
         return attention(q, k, v, causal, positions)
 
 
-class Head(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab]."""
-
-    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
-
-    def __init__(self, config: Config, out: nn.Layer):
-        super().__init__()
-        self.norm, self.out = nn.LayerNorm(config.width, config.epsilon), out
-
-    def forward(self, hidden: Hidden, cache: Cache | None = None) -> paddle.Tensor:
-        return self.out(self.norm(split(hidden)[0]))
-
-
 class GPT(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t], t at most `length`."""
 
@@ -100,7 +87,7 @@ class GPT(Generates, DocumentChain):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
         out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
-        super().__init__([embedding, *blocks, Head(config, out)])
+        super().__init__([embedding, *blocks, Head(nn.LayerNorm(config.width, config.epsilon), out)])
         self.length, self.head_width, self.tied = config.length, config.width // config.heads, config.tied
 
     def hugging_face(self) -> Names:

@@ -13,6 +13,7 @@ from paddle.nn.initializer import Normal
 from paddle.vision import models as vision
 
 from models._checks import at_least_one, check_widths
+from models.mlp import gelu_layers
 
 
 class Cosines(nn.Layer):
@@ -35,10 +36,7 @@ class Perceptron(nn.Layer):
 
     def __init__(self, inputs: int, widths: Sequence[int]):
         super().__init__()
-        layers: list[nn.Layer] = []
-        for narrow, wide in zip([inputs, *widths], widths, strict=False):
-            layers += [nn.Linear(narrow, wide), nn.GELU()]
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*gelu_layers([inputs, *widths]))
 
     def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
         return self.layers(samples.flatten(1) if samples.ndim > 2 else samples)

@@ -7,7 +7,7 @@ width, other pairs that are rotated.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import paddle
@@ -21,7 +21,7 @@ from models._checks import at_least_one, check_epsilon, divides
 from models._generate import Cache, Generates
 from models._names import Names
 from models._scale import scaled
-from models._transformer import STD, TiedOutput, linear, residual_std
+from models._transformer import STD, Head, TiedOutput, linear, residual_std
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,8 @@ def rotate(
     numbers = (
         paddle.arange(start, start + x.shape[1], dtype=wide) if positions is None else positions.astype(wide)
     )
-    angles = (numbers.unsqueeze(-1) * rope.frequencies(half, wide)).unsqueeze(
-        -2
-    )  # [t, 1, half] or [n, t, 1, half]
+    angles = numbers.unsqueeze(-1) * rope.frequencies(half, wide)
+    angles = angles.unsqueeze(-2)  # [t, 1, half] or [n, t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
     if rope.interleaved:
         first, second = x.reshape([0, 0, -1, half, 2]).unbind(-1)
@@ -129,10 +128,8 @@ class Block(nn.Layer):
         self.group_size, queries = config.heads // config.kv_heads, config.heads * self.head_width
         self.rope, bias = config.rope, config.bias is not None
         self.norm1, self.norm2 = RMSNorm(width, config.epsilon), RMSNorm(width, config.epsilon)
-        self.q, self.out = (
-            linear(width, queries, bias=bias),
-            linear(queries, width, std, config.bias == "qkvo"),
-        )
+        self.q = linear(width, queries, bias=bias)
+        self.out = linear(queries, width, std, config.bias == "qkvo")
         self.k, self.v = (linear(width, config.kv_heads * self.head_width, bias=bias) for _ in range(2))
         self.qk_norm = config.qk_norm
         if config.qk_norm:
@@ -172,19 +169,6 @@ class Block(nn.Layer):
         return attention(q, k, v, causal, positions)
 
 
-class Head(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab]."""
-
-    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
-
-    def __init__(self, config: Config, out: nn.Layer):
-        super().__init__()
-        self.norm, self.out = RMSNorm(config.width, config.epsilon), out
-
-    def forward(self, hidden: Hidden, cache: Cache | None = None) -> paddle.Tensor:
-        return self.out(self.norm(split(hidden)[0]))
-
-
 class Llama(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
@@ -192,13 +176,9 @@ class Llama(Generates, DocumentChain):
         blocks = [Block(config) for _ in range(config.depth)]
         embedding = Embedding(config)
         out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
-        super().__init__([embedding, *blocks, Head(config, out)])
-        self.length, self.tied, self.bias, self.qk_norm = (
-            config.length,
-            config.tied,
-            config.bias,
-            config.qk_norm,
-        )
+        super().__init__([embedding, *blocks, Head(RMSNorm(config.width, config.epsilon), out)])
+        self.length, self.tied = config.length, config.tied
+        self.bias, self.qk_norm = config.bias, config.qk_norm
         self.paddle_nlp = {"model.*": "qwen2.*" if config.bias == "qkv" else "llama.*"}
         self.paddle_formers: dict[str, str] = {}  # the names of transformers
 
@@ -377,15 +357,7 @@ class Config:
 
     @property
     def rope(self) -> Rope:
-        return Rope(
-            base=self.rope_base,
-            scaling=self.rope_scaling,
-            factor=self.rope_factor,
-            low=self.rope_low,
-            high=self.rope_high,
-            original_length=self.rope_original_length,
-            interleaved=self.rope_interleaved,
-        )
+        return Rope(**{field.name: getattr(self, f"rope_{field.name}") for field in fields(Rope)})
 
     def build(self) -> nn.Layer:
         return Llama(self)

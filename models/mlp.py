@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import paddle
@@ -12,6 +13,11 @@ from paddle import nn
 from models._checks import at_least_one, check_dropout, check_widths
 
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.Silu, "tanh": nn.Tanh}
+
+
+def gelu_layers(widths: Sequence[int]) -> list[nn.Layer]:
+    """Linear layers from each width to the next, each with a GELU behind it."""
+    return [layer for narrow, wide in pairwise(widths) for layer in (nn.Linear(narrow, wide), nn.GELU())]
 
 
 class MLP(nn.Layer):

@@ -26,10 +26,9 @@ class ResNet(resnet.ResNet):
         if small_images:
             self.conv1 = nn.Conv2D(3, 64, 3, stride=1, padding=1, bias_attr=False)
             self.maxpool = nn.Identity()
-        for block in (
-            block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer
-        ):
-            block.cuts = CUTS[kind]
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in layer:
+                block.cuts = CUTS[kind]
         self.cuts = {"fc": "classes"}
         self.blocks: tuple[Any, ...] = (
             ("conv1", "bn1", "relu", "maxpool"),

@@ -9,6 +9,7 @@ import paddle
 from paddle import nn
 
 from models._checks import at_least_one, check_widths
+from models.mlp import gelu_layers
 
 
 class Siamese(nn.Layer):
@@ -19,21 +20,15 @@ class Siamese(nn.Layer):
 
     def __init__(self, inputs: int, hidden: Sequence[int], embedding: int, shared: bool):
         super().__init__()
-        self.left = _tower(inputs, hidden, embedding)
+        widths = [inputs, *hidden, embedding]
+        self.left = nn.Sequential(*gelu_layers(widths)[:-1])
         if not shared:
-            self.right = _tower(inputs, hidden, embedding)
+            self.right = nn.Sequential(*gelu_layers(widths)[:-1])
         self.branches = (("left",), ("left" if shared else "right",))
 
     def forward(self, one: paddle.Tensor, other: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         second = self.left if self.branches[1] == ("left",) else self.right
         return self.left(one), second(other)
-
-
-def _tower(inputs: int, hidden: Sequence[int], embedding: int) -> nn.Sequential:
-    layers: list[nn.Layer] = []
-    for narrow, wide in zip([inputs, *hidden], hidden, strict=False):
-        layers += [nn.Linear(narrow, wide), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear([inputs, *hidden][-1], embedding))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,16 +66,12 @@ class CrossEntropy:
         best = {"acc1": self.classes.highest(outputs).unsqueeze(-1)}
         if self.num_classes(outputs) > 5:
             best["acc5"] = self.classes.best(outputs, 5)
-        return {
-            name: self._per_sample(
-                reduce(
-                    add,
-                    [self._hits((classes == n.unsqueeze(-1)).any(-1), n, weights) for n, weights in weighted],
-                ),
-                weighted[0][0],
-            )
-            for name, classes in best.items()
-        }
+
+        def share(classes: paddle.Tensor) -> paddle.Tensor:
+            hits = [self._hits((classes == n.unsqueeze(-1)).any(-1), n, weights) for n, weights in weighted]
+            return self._per_sample(reduce(add, hits), weighted[0][0])
+
+        return {name: share(classes) for name, classes in best.items()}
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """The number of classes."""

@@ -33,9 +33,8 @@ class MarginSoftmax(CrossEntropy):
     use = "margin_softmax"
 
     def __init__(self, config: Config):
-        super().__init__(
-            config.label_smoothing, NEVER if config.ignore_index is None else config.ignore_index
-        )
+        ignored = NEVER if config.ignore_index is None else config.ignore_index
+        super().__init__(config.label_smoothing, ignored)
         self.angle, self.cosine, self.scale = config.angle, config.cosine, config.scale
         self.classes = Exact()  # a scale of 64 makes losses above 64
         self._checked = False
@@ -52,9 +51,8 @@ class MarginSoftmax(CrossEntropy):
         import paddle
 
         self._check(outputs)
-        cosines, column, here = gather_target(
-            outputs, numbers, self.classes.local_range(outputs.shape[-1])[0]
-        )
+        first, _ = self.classes.local_range(outputs.shape[-1])
+        cosines, column, here = gather_target(outputs, numbers, first)
         sines = (1 - cosines * cosines).clip(min=FLAT).sqrt()
         with_margin = cosines * cos(self.angle) - sines * sin(self.angle) - self.cosine
         replaced = paddle.where(here, with_margin, cosines).unsqueeze(-1)

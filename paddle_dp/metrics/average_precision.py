@@ -15,11 +15,8 @@ class AveragePrecision(OfClasses):
 
     def __call__(self, outputs: Any, targets: Any) -> dict[str, float]:
         score = scikit_learn("average_precision_score")
-        return {
-            "average_precision": mean_over_columns(
-                outputs, targets, self.ignored, score, needs_negatives=False
-            )
-        }
+        mean = mean_over_columns(outputs, targets, self.ignored, score, needs_negatives=False)
+        return {"average_precision": mean}
 
 
 @dataclass(frozen=True, kw_only=True)

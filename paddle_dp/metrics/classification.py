@@ -40,15 +40,12 @@ class Classification(OfClasses):
             rows, numbers = class_rows(outputs, targets, self.ignored)
             best, labels, logits = rows.argmax(-1), 0, 0
             chosen = [best[best == numbers], best, numbers]
-            size = rows.shape[-1]
+            none, size = [0] * rows.shape[-1], rows.shape[-1]
             counts = np.stack(
-                [paddle.bincount(c, minlength=size).numpy() if len(c) else [0] * size for c in chosen]
+                [paddle.bincount(c, minlength=size).numpy() if len(c) else none for c in chosen]
             )
-        return {
-            "counts": counts + math.nan if holds_nan(rows) else counts,
-            "labels": labels,
-            "logits": logits,
-        }
+        counts = counts + math.nan if holds_nan(rows) else counts
+        return {"counts": counts, "labels": labels, "logits": logits}
 
     def compute(self, sums: Any) -> dict[str, float]:
         """As scikit-learn's: 0 where a denominator is 0; a class that is neither predicted nor true does not count.

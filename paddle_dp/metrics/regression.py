@@ -16,11 +16,9 @@ class Regression:
     names = ("r2", "mae", "rmse")
 
     def __call__(self, outputs: Any, targets: Any) -> dict[str, float]:
-        both = isinstance(outputs, np.ndarray) and isinstance(targets, np.ndarray)
-        if (
-            not both
-            or len({tuple(side for side in each.shape[1:] if side != 1) for each in (outputs, targets)}) > 1
-        ):
+        arrays = [each for each in (outputs, targets) if isinstance(each, np.ndarray)]
+        shapes = {tuple(side for side in each.shape[1:] if side != 1) for each in arrays}
+        if len(arrays) < 2 or len(shapes) > 1:
             raise UsageError("it takes outputs and targets that are numbers of one shape.")
         if len(targets) < 2:
             raise UsageError("R² needs two held-out samples.")

@@ -40,7 +40,8 @@ def dropping(kind=Block):
     paddle.seed(3)
     blocks = [kind(CONFIG) for _ in range(CONFIG.depth)]
     out = _transformer.linear(CONFIG.width, CONFIG.vocab, bias=False)
-    return Chain([gpt.Embedding(CONFIG), *blocks, gpt.Head(CONFIG, out)])
+    head = gpt.Head(nn.LayerNorm(CONFIG.width, CONFIG.epsilon), out)
+    return Chain([gpt.Embedding(CONFIG), *blocks, head])
 
 
 def loss():

@@ -39,9 +39,9 @@ class Dropping(Chain):
     def __init__(self, depth: int = 2, frozen: int = 0, dropout: float = 0.2):
         config = gpt.Config(vocab=32, width=16, depth=depth, heads=4, length=8, dropout=dropout)
         out = _transformer.linear(config.width, config.vocab, bias=False)
-        super().__init__(
-            [gpt.Embedding(config), *(Block(config) for _ in range(depth)), gpt.Head(config, out)]
-        )
+        blocks = [Block(config) for _ in range(depth)]
+        head = gpt.Head(nn.LayerNorm(config.width, config.epsilon), out)
+        super().__init__([gpt.Embedding(config), *blocks, head])
         for block in self.blocks[:frozen]:
             for parameter in block.parameters():
                 parameter.stop_gradient = True
