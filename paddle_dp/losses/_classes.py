@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import TargetError
 from paddle_dp.tensors import has_counted_nan, holds_nan
@@ -16,48 +16,24 @@ Weights = Union["paddle.Tensor", None]
 NEVER = -(2**31)  # no class is ignored; Paddle's default, -100, would silently skip targets of -100
 
 
-class Classes(Protocol):
-    """Operations on scores [..., classes on this rank]; results are equal on every rank of the tensor axis."""
+class Classes:
+    """Operations on scores [..., classes on this rank], here on all classes. Split ones have the same methods, with
+    equal results on every rank of the tensor axis."""
 
-    refuses: bool
+    refuses = True
     """True if `total` raises IndexError, on CPUs, for a number that is no class; otherwise it gives NaN."""
 
     def local_range(self, width: int) -> tuple[int, int]:
         """The number of the first of the `width` classes on this rank, and the number of all classes."""
-        ...
-
-    def total(
-        self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int, weights: Weights = None
-    ) -> paddle.Tensor:
-        """The sum of -log softmax(scores) at the class `numbers` [...], without the `ignored` number; with `weights`
-        [...], each times its weight."""
-        ...
-
-    def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
-        """Adds up the ranks' sums over their classes. Collective if the classes are split."""
-        ...
-
-    def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
-        """The class number of the highest score [...]; the first among equals."""
-        ...
-
-    def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
-        """The class numbers of the k highest scores [..., k], the highest first."""
-        ...
-
-
-class AllClasses:
-    """All classes are on this rank."""
-
-    refuses = True
-
-    def local_range(self, width: int) -> tuple[int, int]:
         return 0, width
 
     def total(
         self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int, weights: Weights = None
     ) -> paddle.Tensor:
-        """Calls the kernel of F.cross_entropy, which would also make an unused weight mask: 6 µs of its 15.
+        """The sum of -log softmax(scores) at the class `numbers` [...], without the `ignored` number; with `weights`
+        [...], each times its weight.
+
+        Calls the kernel of F.cross_entropy, which would also make an unused weight mask: 6 µs of its 15.
 
         On CPUs (3.3.1) the kernel takes NaN for a very small number: 200 scores of NaN have the loss log 200, and a
         finite gradient. Here the loss is NaN then.
@@ -72,16 +48,19 @@ class AllClasses:
         return losses.sum() + math.nan if is_hidden else losses.sum()
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
+        """Adds up the ranks' sums over their classes. Collective if the classes are split."""
         return partial_sums
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
+        """The class number of the highest score [...]; the first among equals."""
         return scores.argmax(-1)
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
+        """The class numbers of the k highest scores [..., k], the highest first."""
         return scores.topk(k, axis=-1)[1]
 
 
-class Exact(AllClasses):
+class Exact(Classes):
     """All classes are on this rank, and losses are exact above 64 and with a million classes, too.
 
     On CPUs (3.3.1) Paddle cuts losses off at 64, and its sums, logsumexp's included, are sequential: with a million

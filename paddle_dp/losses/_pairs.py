@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import widened
@@ -17,19 +17,12 @@ Across = Literal["ranks", "rank"]
 _NEAR = 1e-12  # lower bound of squared distances: the root has no gradient at 0
 
 
-class Samples(Protocol):
-    """The samples that this rank's samples are compared with; `GatheredSamples` (core) has all ranks' samples."""
+class Samples:
+    """The samples that this rank's samples are compared with, here its own; `GatheredSamples` (core) has all ranks'."""
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
         """Gathers each of `rows` [n, …] to [N, …], with exact gradients. Also returns the index of this rank's first
         row, or N for a dummy, which is not included."""
-        ...
-
-
-class LocalSamples:
-    """The samples of this rank, or of one process."""
-
-    def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
         return list(rows), 0
 
 
@@ -42,7 +35,7 @@ class ComparesSamples:
 
     def __init__(self, across: Across):
         self.compares = across
-        self.samples: Samples = LocalSamples()
+        self.samples = Samples()
 
     def across(self, samples: Samples) -> Self:
         """A copy of the loss that compares with these samples."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, single_tensor, widened
-from paddle_dp.losses._classes import NEVER, AllClasses, Classes, Weights, check_range, margin_over_mean
+from paddle_dp.losses._classes import NEVER, Classes, Weights, check_range, margin_over_mean
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class CrossEntropy:
 
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
         self.smoothing, self.ignored = smoothing, ignored
-        self.classes: Classes = AllClasses()
+        self.classes = Classes()
 
     @property
     def ignore_index(self) -> int:
