@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,32 +55,19 @@ def operations(interpolation: str = "nearest") -> Mapping[str, Operation]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranges:
-    """The largest amounts. `translate`: pixels of an image of this width or height."""
-
-    shear: float
-    translate: Callable[[int], float]
-    rotate: float
-    enhance: float
-    bits: int  # that posterize takes away
-
-    def amount(self, name: str, strength: float, size: tuple[int, int]) -> float:
-        """The amount of an operation at a strength, without its sign."""
-        share = strength / (STRENGTHS - 1)
-        if name == "posterize":
-            return 8 - round(share * self.bits)
-        if name == "solarize":
-            return 255 * (1 - share)
-        largest = {
-            "shear_x": self.shear, "shear_y": self.shear, "rotate": self.rotate,
-            "translate_x": self.translate(size[0]), "translate_y": self.translate(size[1]),
-        }.get(name, self.enhance)  # fmt: skip
-        return largest * share
-
-
-RAND = Ranges(shear=0.3, translate=lambda pixels: 150 / 331 * pixels, rotate=30.0, enhance=0.9, bits=4)
-TRIVIAL = Ranges(shear=0.99, translate=lambda pixels: 32.0, rotate=135.0, enhance=0.99, bits=6)
+def amount(name: str, strength: float, size: tuple[int, int], is_wide: bool = False) -> float:
+    """The amount of an operation at a strength, without its sign; in pixels of an image of this width and height, in
+    degrees, in bits or in shares. `is_wide`: in TrivialAugment's ranges."""
+    share = strength / (STRENGTHS - 1)
+    if name == "posterize":
+        return 8 - round(share * (6 if is_wide else 4))
+    if name == "solarize":
+        return 255 * (1 - share)
+    largest, widest = {
+        "shear_x": (0.3, 0.99), "shear_y": (0.3, 0.99), "rotate": (30.0, 135.0),
+        "translate_x": (150 / 331 * size[0], 32.0), "translate_y": (150 / 331 * size[1], 32.0),
+    }.get(name, (0.9, 0.99))  # fmt: skip
+    return (widest if is_wide else largest) * share
 
 
 class RandAugment:
@@ -94,13 +80,12 @@ class RandAugment:
     def __call__(self, image: Image) -> Image:
         for _ in range(self._count):
             name = random.choice(list(self._operations))
-            image = self._applied(image, name, RAND.amount(name, self._strength, image.size))
+            image = self._applied(image, name, amount(name, self._strength, image.size))
         return image
 
-    def _applied(self, image: Image, name: str, amount: float) -> Image:
-        if name not in _UNSIGNED and random.random() < 0.5:
-            amount = -amount
-        return self._operations[name](image, amount)
+    def _applied(self, image: Image, name: str, unsigned: float) -> Image:
+        is_negative = name not in _UNSIGNED and random.random() < 0.5
+        return self._operations[name](image, -unsigned if is_negative else unsigned)
 
 
 class TrivialAugment(RandAugment):
@@ -111,7 +96,7 @@ class TrivialAugment(RandAugment):
 
     def __call__(self, image: Image) -> Image:
         name, strength = random.choice(list(self._operations)), random.randrange(STRENGTHS)
-        return self._applied(image, name, TRIVIAL.amount(name, strength, image.size))
+        return self._applied(image, name, amount(name, strength, image.size, is_wide=True))
 
 
 # Sub-policies of two operations with their probability and strength, 0 to 9, learned on ImageNet.
@@ -143,5 +128,5 @@ class AutoAugment(RandAugment):
         for name, probability, level in random.choice(self._policy):
             if random.random() < probability:
                 strength = level * (STRENGTHS - 1) / 9
-                image = self._applied(image, name, RAND.amount(name, strength, image.size))
+                image = self._applied(image, name, amount(name, strength, image.size))
         return image

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from paddle_dp.data import Loader, Sampler
-from paddle_dp.datasets._augment import RAND, TRIVIAL, AutoAugment, RandAugment, TrivialAugment, operations
+from paddle_dp.datasets._augment import AutoAugment, RandAugment, TrivialAugment, amount, operations
 from paddle_dp.datasets.image_folder import Config
 
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 200, (24, 32, 3)).astype(np.uint8))
@@ -24,14 +24,19 @@ def pixels(image: Image.Image) -> np.ndarray:
 def test_ranges_are_torchvisions() -> None:
     """`RandAugment._augmentation_space(31, (24, 32))` and `TrivialAugmentWide._augmentation_space(31)`, 0.20."""
     size = PICTURE.size
-    assert RAND.amount("shear_x", 30, size) == pytest.approx(0.3) and RAND.amount("rotate", 15, size) == 15
-    assert RAND.amount("translate_x", 30, size) == pytest.approx(150 / 331 * 32)
-    assert RAND.amount("translate_y", 30, size) == pytest.approx(150 / 331 * 24)
-    assert [RAND.amount("posterize", n, size) for n in (0, 3, 4, 11, 12, 30)] == [8, 8, 7, 7, 6, 4]
-    assert [RAND.amount("solarize", n, size) for n in (0, 30)] == [255, 0]
-    assert RAND.amount("contrast", 10, size) == pytest.approx(0.3)
-    assert TRIVIAL.amount("translate_x", 30, size) == 32 and TRIVIAL.amount("rotate", 30, size) == 135
-    assert TRIVIAL.amount("posterize", 30, size) == 2 and TRIVIAL.amount("shear_y", 30, size) == 0.99
+    assert amount("shear_x", 30, size) == pytest.approx(0.3) and amount("rotate", 15, size) == 15
+    assert amount("translate_x", 30, size) == pytest.approx(150 / 331 * 32)
+    assert amount("translate_y", 30, size) == pytest.approx(150 / 331 * 24)
+    assert [amount("posterize", n, size) for n in (0, 3, 4, 11, 12, 30)] == [8, 8, 7, 7, 6, 4]
+    assert [amount("solarize", n, size) for n in (0, 30)] == [255, 0]
+    assert amount("contrast", 10, size) == pytest.approx(0.3)
+    assert (
+        amount("translate_x", 30, size, is_wide=True) == 32
+        and amount("rotate", 30, size, is_wide=True) == 135
+    )
+    assert (
+        amount("posterize", 30, size, is_wide=True) == 2 and amount("shear_y", 30, size, is_wide=True) == 0.99
+    )
 
 
 def test_operations_do_what_their_names_say() -> None:
@@ -67,8 +72,8 @@ def test_the_policy_is_torchvisions() -> None:
     assert (names.count("equalize"), names.count("rotate"), names.count("color")) == (17, 6, 6)
     assert sum(probability for pair in policy for _, probability, _ in pair) == pytest.approx(31.0)
     # Strengths 0 to 9 of `_augmentation_space(10, …)`.
-    assert [RAND.amount("posterize", m * 30 / 9, PICTURE.size) for m in (5, 6, 7, 8)] == [6, 5, 5, 4]
-    assert RAND.amount("rotate", 9 * 30 / 9, PICTURE.size) == 30
+    assert [amount("posterize", m * 30 / 9, PICTURE.size) for m in (5, 6, 7, 8)] == [6, 5, 5, 4]
+    assert amount("rotate", 9 * 30 / 9, PICTURE.size) == 30
 
 
 @pytest.mark.parametrize("make", [lambda: RandAugment(2, 9), TrivialAugment, AutoAugment])
