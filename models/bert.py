@@ -29,15 +29,12 @@ class Embedding(nn.Layer):
     def __init__(self, config: Config):
         super().__init__()
         self.token = nn.Embedding(config.vocab, config.width, weight_attr=Normal(0.0, STD))
-        self.position = self.create_parameter(
-            [config.length, config.width], default_initializer=Normal(0.0, STD)
-        )
-        self.segment, self.task = (
-            self.create_parameter([number, config.width], default_initializer=Normal(0.0, STD))
-            if number
-            else None
-            for number in (config.segments, config.tasks)
-        )
+
+        def table(rows: int) -> paddle.Tensor:
+            return self.create_parameter([rows, config.width], default_initializer=Normal(0.0, STD))
+
+        self.position = table(config.length)
+        self.segment, self.task = (table(rows) if rows else None for rows in (config.segments, config.tasks))
         self.norm, self.dropout = nn.LayerNorm(config.width, config.epsilon), nn.Dropout(config.dropout)
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import paddle
@@ -36,9 +37,7 @@ class ConvNet(nn.Layer):
         super().__init__()
         layers: list[nn.Layer] = []
         blocks: list[tuple[Any, ...]] = []
-        for stage, (narrow, wide) in enumerate(
-            zip([config.channels, *config.widths], config.widths, strict=False)
-        ):
+        for stage, (narrow, wide) in enumerate(pairwise([config.channels, *config.widths])):
             each = [POOLS[config.pool](2)] if stage else []
             each += [*_convolution(narrow, wide, config.norm), ACTIVATIONS[config.activation]()]
             each += [nn.Dropout(config.dropout)] if config.dropout else []

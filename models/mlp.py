@@ -32,7 +32,7 @@ class MLP(nn.Layer):
         layers: list[nn.Layer] = []
         blocks: list[tuple[Any, ...]] = []
         cuts: dict[str, str] = {}
-        for depth, (narrow, wide) in enumerate(zip([inputs, *hidden], hidden, strict=False)):
+        for depth, (narrow, wide) in enumerate(pairwise([inputs, *hidden])):
             each = [nn.Linear(narrow, wide), ACTIVATIONS[activation]()]
             each += [nn.Dropout(dropout)] if dropout else []
             names = [str(len(layers) + number) for number in range(len(each))]

@@ -125,15 +125,11 @@ def _pasted(rows: Array, drawn: Mixture) -> tuple[Array, float]:
 def _targets(targets: Arrays, share: float) -> Arrays:
     if isinstance(targets, np.ndarray) and targets.dtype.kind == "f":
         return _blended(targets, share)
-    numbers = (
-        targets.squeeze(-1) if isinstance(targets, np.ndarray) and targets.shape[1:] == (1,) else targets
-    )
+    is_column = isinstance(targets, np.ndarray) and targets.shape[1:] == (1,)
+    numbers = targets.squeeze(-1) if is_column else targets
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise DataError(
             f"mix needs a class number for each sample as target, or floats, and targets are {describe(targets)}"
         )
-    return {
-        "first": numbers[1:],
-        "second": numbers[:-1],
-        "share": np.full(len(numbers) - 1, share, np.float32),
-    }
+    shares = np.full(len(numbers) - 1, share, np.float32)
+    return {"first": numbers[1:], "second": numbers[:-1], "share": shares}

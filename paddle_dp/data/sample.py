@@ -28,13 +28,6 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Stacked(Protocol):
-    """A data set in memory that reads many samples at once (`is_stacked`)."""
-
-    def take(self, indices: Any, /) -> Any:
-        """(inputs, targets) of these samples, stacked. Equal to `ds[i]` row by row, and never random."""
-
-
 @runtime_checkable
 class Named(Protocol):
     """A data set with names of samples, for messages."""
@@ -60,15 +53,9 @@ class Classified(Protocol):
     classes: Any
 
 
-class OfSeedAndEpoch(Protocol):
-    """A data set with other samples in each epoch, decided by (seed, epoch, index) alone (`has_method`)."""
-
-    def at_epoch(self, seed: int, epoch: int, /) -> Any:
-        """The data set of this epoch, of the same length."""
-
-
 def is_stacked(dataset: Dataset) -> bool:
-    """True if the data set has `take`, which reads many samples at once and is never random, nor of an epoch."""
+    """True if the data set has `take(indices)`, which reads many samples at once, equal to `ds[i]` row by row, and is
+    never random, nor of an epoch (`at_epoch(seed, epoch)`: the data set of this epoch, of the same length)."""
     return has_method(dataset, "take") and not has_method(dataset, "at_epoch")
 
 

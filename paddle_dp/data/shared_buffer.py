@@ -44,14 +44,11 @@ class SampleSpec:
 
     @classmethod
     def from_pair(cls, pair: Pair) -> SampleSpec:
-        return cls(tuple(ArraySpec.from_array(leaf) for leaf in leaves(pair)), structure_of(pair))
+        return cls(tuple(map(ArraySpec.from_array, leaves(pair))), structure_of(pair))
 
     def difference(self, pair: Pair) -> str | None:
         """A sample's difference from the spec, "uint8[8, 1], not uint8[8, 3]"; None if there is none."""
-        same = structure_of(pair) == self.structure
-        if same and all(
-            ArraySpec.from_array(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
-        ):
+        if (structure_of(pair), *map(ArraySpec.from_array, leaves(pair))) == (self.structure, *self.arrays):
             return None
         for structure, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
             if (actual := describe(structure)) != (expected := describe(spec)):

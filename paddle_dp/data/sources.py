@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from paddle_dp.batch import leaves
 from paddle_dp.data.arrays import Arrays, Pair, describe
 from paddle_dp.data.randomness import restoring_globals
@@ -49,10 +47,8 @@ def refuse_targets(targets: Mapping[str, Arrays], loss: Any) -> None:
     if type(ignored) is not int:
         return
     for name, arrays in targets.items():
-        for numbers in leaves(arrays):
-            wrong = (
-                numbers[(numbers < 0) & (numbers != ignored)] if numbers.dtype.kind == "i" else np.empty(0)
-            )
+        for numbers in (leaf for leaf in leaves(arrays) if leaf.dtype.kind == "i"):
+            wrong = numbers[(numbers < 0) & (numbers != ignored)]
             if wrong.size:
                 value = int(wrong.flat[0])
                 raise UsageError(

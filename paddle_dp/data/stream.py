@@ -30,14 +30,6 @@ class OfEpoch(Protocol):
         """Is called before the stream is iterated for an epoch."""
 
 
-class FromPosition(Protocol):
-    """A stream that can start in the middle."""
-
-    def iterate_from(self, position: int, /) -> Iterator[Any]:
-        """Yields the samples from `position` on."""
-        ...
-
-
 def has_method(source: Any, method: str) -> bool:
     """Whether a data set or a stream itself gives samples by this method. A wrapper with a `__getattr__` may have that
     of the data within it, whose samples are not those of the wrapper."""
@@ -173,7 +165,7 @@ class Stream:
         self._key, self._next = None, 0
         if isinstance(self.source, OfEpoch):
             self.source.set_epoch(key[2])
-        if has_method(self.source, "iterate_from"):
+        if has_method(self.source, "iterate_from"):  # a stream that can start in the middle
             self._iterator, self._next = iter(self.source.iterate_from(index)), index
         else:
             self._iterator = iter(self.source)

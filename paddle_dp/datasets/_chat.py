@@ -86,10 +86,9 @@ def _paired(record: dict[str, Any], field: str, answers: str) -> list[Message]:
     if record.get("is_system") == 1:
         system, questions, replies = (questions or [""])[0], questions[1:], replies[1:]
     pairs = zip(questions, replies, strict=True)
-    turns = [(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
-    return [
-        {"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns
-    ]
+    turns = [("system", system)] if system else []
+    turns += [(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 def _weighed(messages: list[Message], label: list[int]) -> list[Message]:
@@ -112,10 +111,8 @@ def is_learned(message: Message) -> bool:
 def _check_message(message: Message, label: str) -> None:
     role, content, weight = message.get("role"), message.get("content"), message.get("weight", 1)
     if role not in ROLES:
-        have = (
-            f"the role {role!r}" if "role" in message else f"no role, but {', '.join(message) or 'nothing'}"
-        )
-        raise WrongLineError(f"{label} has {have}: roles are {', '.join(ROLES)}")
+        has = f"the role {role!r}" if "role" in message else f"no role, but {', '.join(message) or 'nothing'}"
+        raise WrongLineError(f"{label} has {has}: roles are {', '.join(ROLES)}")
     for key in ("tool_calls", "function_call"):
         if message.get(key):
             raise WrongLineError(

@@ -142,20 +142,16 @@ class Views:
             resized = transforms.Resize(size, self.interpolation)
         else:
             ratio = (3 / 4 * width / height, 4 / 3 * width / height)
-            resized = transforms.RandomResizedCrop(
-                size, scale=self.crop, ratio=ratio, interpolation=self.interpolation
-            )
+            resized = transforms.RandomResizedCrop(size, self.crop, ratio, self.interpolation)
         steps = [resized, transforms.RandomHorizontalFlip(self.flip)]
         if self.augment != "none":
             from paddle_dp.datasets._augment import AutoAugment, RandAugment, TrivialAugment
 
+            how = self.augment_interpolation
             if self.augment == "rand":
-                steps.append(
-                    RandAugment(self.augment_count, self.augment_strength, self.augment_interpolation)
-                )
+                steps.append(RandAugment(self.augment_count, self.augment_strength, how))
             else:
-                kind = AutoAugment if self.augment == "auto" else TrivialAugment
-                steps.append(kind(self.augment_interpolation))
+                steps.append(AutoAugment(how) if self.augment == "auto" else TrivialAugment(how))
         if self.jitter:
             steps.append(transforms.ColorJitter(self.jitter, self.jitter, self.jitter))
         if self.pad:

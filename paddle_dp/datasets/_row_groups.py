@@ -166,11 +166,10 @@ class RowGroups(Generic[Group]):
             self._groups.move_to_end(group)
             return self._groups[group][0]
         row = self._index[group]
-        name = f"{self.files[row['file']]}, row group {row['group']}"
+        file, number = int(row["file"]), int(row["group"])
+        name = f"{self.files[file]}, row group {number}"
         with reading(name):
-            table = self._file(int(row["file"])).read_row_group(
-                int(row["group"]), columns=self._columns, use_threads=False
-            )
+            table = self._file(file).read_row_group(number, columns=self._columns, use_threads=False)
         converted = self._convert(table, name)
         # Images that repeat take less in the file.
         size = max(int(row["bytes"]), getattr(converted, "nbytes", 0))

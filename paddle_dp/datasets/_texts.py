@@ -62,12 +62,9 @@ def text_files(path: str | None, has_lines: bool = False) -> list[Named]:
         return files
     if glob.has_magic(path):
         files = _matching(Path(path).expanduser())
-    elif (
-        file := existing_path(path, "a folder of text files, a file, or a glob such as 'texts/**/*.md'")
-    ).is_file():
-        files = [(file.name, file)]
     else:
-        files = _below(file, "", set())
+        there = existing_path(path, "a folder of text files, a file, or a glob such as 'texts/**/*.md'")
+        files = [(there.name, there)] if there.is_file() else _below(there, "", set())
     if not files:
         raise MissingDataError(f"dataset.path: {path} holds no files")
     for _, file in files:

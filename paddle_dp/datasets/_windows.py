@@ -44,9 +44,8 @@ class Windows:
         self.tokens, self.length, self.files, self.tokenizer = tokens, length, files, tokenizer
         count, step = len(self), tokens.strides[0]
         # Windows are rows of one view: gathering rows is 8 times as fast as gathering tokens.
-        self._rows = as_strided(
-            np.asarray(tokens), (count, length + 1), (length * step, step), writeable=False
-        )
+        shape, strides = (count, length + 1), (length * step, step)
+        self._rows = as_strided(np.asarray(tokens), shape, strides, writeable=False)
 
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.length
@@ -134,9 +133,8 @@ class TextConfig:
         if split == "train" or self.test is None:
             files = _texts.text_files(self.path, self.has_lines)
             files = _texts.first_bytes(files, self.limit.count) if self.limit else files
-            held_out = (
-                {} if self.test is None else {file.resolve(): file for _, file in self.named_files("test")}
-            )
+            test_files = [] if self.test is None else self.named_files("test")
+            held_out = {file.resolve(): file for _, file in test_files}
             if both := held_out.keys() & {file.resolve() for _, file in files}:
                 raise MissingDataError(
                     f"dataset.test: {held_out[min(both)]} is one of the files of dataset.path, too, and would be "

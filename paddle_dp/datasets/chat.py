@@ -187,9 +187,8 @@ def _encode(
         tokens.append(pieces)
         learned.append(counts)
     if wrong:
-        others = (
-            f" So are {len(wrong) - 1} other lines, the next {wrong[1].split(': ')[0]}." if wrong[1:] else ""
-        )
-        raise MissingDataError(f"{wrong[0]}.{others}")
+        first, *rest = wrong
+        others = f" So are {len(rest)} other lines, the next {rest[0].split(': ')[0]}." if rest else ""
+        raise MissingDataError(f"{first}.{others}")
     ends = np.cumsum([len(piece) for piece in tokens[1:]], dtype=np.int64)
     return np.concatenate(tokens), ends, np.concatenate(learned), np.array(hashes, np.uint64)

@@ -47,10 +47,9 @@ class Config(Views):
                 f"dataset.path: {root} holds class folders, and no train/ and val/: set dataset.held_out=0.2 to "
                 "evaluate on a fifth of each class"
             )
-        train = inside(root, ("train",), "the images to train on")
-        folder = (
-            train if checked_split(split) == "train" else inside(root, _TEST, "the images to evaluate on")
-        )
+        folder = train = inside(root, ("train",), "the images to train on")
+        if checked_split(split) == "test":
+            folder = inside(root, _TEST, "the images to evaluate on")
         classes = _classes(train)
         if folder != train and (differ := set(classes) ^ set(_classes(folder))):
             unshared = ", ".join(sorted(differ)[:8])

@@ -74,6 +74,7 @@ class WeightedSource:
 
 def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
     context = info.context or {}
+    home, tries = context.get("home"), context.get("tries", True)
     key = ".".join(filter(None, [context.get("prefix", ""), "sources"]))
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"needs a list of data sets with weights, such as {_EXAMPLE}")
@@ -87,9 +88,7 @@ def _read(values: Any, info: ValidationInfo) -> tuple[WeightedSource, ...]:
         weights = {"weight": settings.pop("weight")} if has_weight else {}
         dataset = weight = None
         try:
-            dataset = read_part(
-                "datasets", settings, prefix, context.get("home"), tries=context.get("tries", True)
-            )
+            dataset = read_part("datasets", settings, prefix, home, tries=tries)
         except RecipeError as error:
             mistakes += [_within(number, mistake) for mistake in error.mistakes]
         try:

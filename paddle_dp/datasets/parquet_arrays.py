@@ -140,9 +140,8 @@ def _converted(table: Any, column: str, name: str, dtype: str | None) -> Samples
         raise DataError(
             f"{name}: column {column} is {table.column(column).type}, not numbers or lists of them"
         )
-    array = _exact(
-        numbers, dtype or ("float32" if numbers.dtype.kind == "f" else "int64"), f"{name}: column {column}"
-    )
+    dtype = dtype or ("float32" if numbers.dtype.kind == "f" else "int64")
+    array = _exact(numbers, dtype, f"{name}: column {column}")
     return array.reshape(shape) if lengths is None else np.split(array, np.cumsum(lengths)[:-1])
 
 

@@ -98,9 +98,7 @@ def _pictures(table: Any, name: str, column: str) -> Any:
 def _refuse_kind(file: Path, column: str) -> None:
     """Raises DataError for a column that does not hold files."""
     kind = opened(file).schema_arrow.field(column).type
-    inner = (
-        {kind.field(n).name: kind.field(n).type for n in range(kind.num_fields)} if kind.num_fields else {}
-    )
+    inner = {kind.field(n).name: kind.field(n).type for n in range(kind.num_fields)}
     if "binary" not in str(inner.get("bytes", kind)):
         raise DataError(
             f"{file}: column {column} is {kind}, not the bytes of image files. Pixels as numbers are read by "

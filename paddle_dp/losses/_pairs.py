@@ -60,7 +60,7 @@ class ComparesSamples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparesSamplesConfig:
+class AcrossConfig:
     across: Across = "ranks"
     """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
     which is another loss on another number of ranks."""

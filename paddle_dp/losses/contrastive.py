@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import Across, ComparesSamples, ComparesSamplesConfig, embeddings, itself
+from paddle_dp.losses._pairs import Across, AcrossConfig, ComparesSamples, embeddings, itself
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Contrastive(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ComparesSamplesConfig):
+class Config(AcrossConfig):
     temperature: AboveZero = 0.1
     """Divisor of the cosines: the smaller it is, the more the nearest samples count."""
 

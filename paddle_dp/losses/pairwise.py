@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.losses._base import full_precision
 from paddle_dp.losses._pairs import (
     Across,
+    AcrossConfig,
     ComparesSamples,
-    ComparesSamplesConfig,
     margin_losses,
     squared_distances,
 )
@@ -52,7 +52,7 @@ class Pairwise(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ComparesSamplesConfig):
+class Config(AcrossConfig):
     margin: AboveZero = 1.0
     """Distance from which on two samples of different classes are far enough apart."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import Across, ComparesSamples, ComparesSamplesConfig, squared_distances
+from paddle_dp.losses._pairs import Across, AcrossConfig, ComparesSamples, squared_distances
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Triplet(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ComparesSamplesConfig):
+class Config(AcrossConfig):
     margin: AboveZero = 0.2
     """Smallest difference between the squared distances of the nearest negative and the farthest positive."""
 

@@ -34,17 +34,15 @@ class Classification(OfClasses):
             check_labels(targets.numpy())
             predicted, true = rows > 0, targets.reshape(rows.shape).astype("float32") == 1
             chosen = [predicted.logical_and(true), predicted, true]
-            counts = np.stack([c.astype("int64").sum(0).numpy().reshape(-1) for c in chosen])
+            each = [c.astype("int64").sum(0).numpy().reshape(-1) for c in chosen]
             labels, logits = rows.size, (rows < 0).logical_or(rows > 1).astype("int64").sum()
         else:
             rows, numbers = class_rows(outputs, targets, self.ignored)
             best, labels, logits = rows.argmax(-1), 0, 0
             chosen = [best[best == numbers], best, numbers]
             none, size = [0] * rows.shape[-1], rows.shape[-1]
-            counts = np.stack(
-                [paddle.bincount(c, minlength=size).numpy() if len(c) else none for c in chosen]
-            )
-        counts = counts + math.nan if holds_nan(rows) else counts
+            each = [paddle.bincount(c, minlength=size).numpy() if len(c) else none for c in chosen]
+        counts = np.stack(each) + (math.nan if holds_nan(rows) else 0)
         return {"counts": counts, "labels": labels, "logits": logits}
 
     def compute(self, sums: Any) -> dict[str, float]:

@@ -26,9 +26,8 @@ class Regression:
         error = outputs.astype("float64").reshape(true.shape) - true
         squared, spread = (error**2).sum(0), ((true - true.mean(0)) ** 2).sum(0)
         # As scikit-learn's: of a column without spread R² is 1 if it is predicted exactly, else 0.
-        r2 = np.where(
-            spread > 0, 1 - squared / np.where(spread > 0, spread, 1), np.where(squared > 0, 0.0, 1.0)
-        )
+        flat = np.where(squared > 0, 0.0, 1.0)
+        r2 = np.where(spread > 0, 1 - squared / np.where(spread > 0, spread, 1), flat)
         rmse = np.sqrt(squared / len(true))
         return {"r2": float(r2.mean()), "mae": float(np.abs(error).mean()), "rmse": float(rmse.mean())}
 
