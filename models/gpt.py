@@ -73,11 +73,7 @@ class GPT(Generates, DocumentChain):
         "transformer.ln_f.*": "gpt.decoder.norm.*",
         "transformer.h.*.ln_1.*": "gpt.decoder.layers.*.norm1.*",
         "transformer.h.*.ln_2.*": "gpt.decoder.layers.*.norm2.*",
-        "transformer.h.*.attn.c_attn.*": (
-            "gpt.decoder.layers.*.self_attn.q_proj.*",
-            "gpt.decoder.layers.*.self_attn.k_proj.*",
-            "gpt.decoder.layers.*.self_attn.v_proj.*",
-        ),
+        "transformer.h.*.attn.c_attn.*": tuple(f"gpt.decoder.layers.*.self_attn.{x}_proj.*" for x in "qkv"),
         "transformer.h.*.attn.c_proj.*": "gpt.decoder.layers.*.self_attn.out_proj.*",
         "transformer.h.*.mlp.c_fc.*": "gpt.decoder.layers.*.linear1.*",
         "transformer.h.*.mlp.c_proj.*": "gpt.decoder.layers.*.linear2.*",

@@ -115,8 +115,7 @@ class Config:
         "sizes": {
             "image_size": "image", "patch_size": "patch", "num_channels": "channels", "hidden_size": "width",
             "num_hidden_layers": "depth", "num_attention_heads": "heads", "intermediate_size": "hidden",
-            "layer_norm_eps": "epsilon", "num_labels": "classes",
-            "hidden_dropout_prob": "dropout",
+            "layer_norm_eps": "epsilon", "num_labels": "classes", "hidden_dropout_prob": "dropout",
         },
         "always": {"pool": "class"},
         "must": {"model_type": ("vit",), "hidden_act": ("gelu",), "qkv_bias": (True,)},

@@ -78,9 +78,9 @@ def neighbour_dependence(samples: Sequence[Uncollated], seed: int) -> str:
             replaced[changed] = samples[changed - 1]
             rows, copies = _rows(replaced, seed), _rows([samples[changed]] * len(samples), seed)
             rows[changed] = copies[changed]
-            for number in range(len(samples)):
-                if not _equal(plain[number], rows[number]):
-                    return f"{NEIGHBOUR_DEPENDENCE}: {_difference(plain[number], rows[number])}. {_ADVICE}"
+            for before, after in zip(plain, rows, strict=True):
+                if difference := _difference(before, after):
+                    return f"{NEIGHBOUR_DEPENDENCE}: {difference}. {_ADVICE}"
     except DataError:
         return ""
     return ""
@@ -99,14 +99,10 @@ def _rows(samples: Sequence[Uncollated], seed: int) -> list[Pair]:
     return [row(pair, number) for number in range(len(samples))]
 
 
-def _equal(first: Pair, other: Pair) -> bool:
-    return describe(first) == describe(other) and all(
-        np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        for a, b in zip(leaves(first), leaves(other), strict=True)
-    )
-
-
 def _difference(first: Pair, other: Pair) -> str:
+    """How two rows differ; "" if they are equal."""
     if describe(first) != describe(other):
         return f"{describe(first)} with some, {describe(other)} with others"
-    return "the same shapes with other numbers"
+    both = zip(leaves(first), leaves(other), strict=True)
+    is_equal = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in both)
+    return "" if is_equal else "the same shapes with other numbers"

@@ -128,11 +128,11 @@ class GlobalBatches(Pooled):
 
         pairs = self._prefetched(epoch, shares, start) if self.workers else self._here(epoch, shares)
         for (k, sampler), (inputs, targets) in pairs:
-            slices = [  # with the dummies of `Sampler.reads`
-                (slice(start, max(stop, start + 1)), stop - start)
-                for start, stop in sampler.cuts(sampler.size(k, epoch))
-            ]
-            yield [(rows_of(inputs, rows), rows_of(targets, rows), count) for rows, count in slices]
+            micro_batches = []
+            for first, stop in sampler.cuts(sampler.size(k, epoch)):
+                rows = slice(first, max(stop, first + 1))  # with the dummies of `Sampler.reads`
+                micro_batches.append((rows_of(inputs, rows), rows_of(targets, rows), stop - first))
+            yield micro_batches
 
     def _here(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[tuple[BatchShare, Pair]]:
         for k, sampler in shares:
@@ -359,7 +359,8 @@ def answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain
     """A main function that calls `do` for each command and replies with its result or its error."""
 
     def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:
-        _stay_on_cpu()
+        if "paddle" in sys.modules:  # a transform may make tensors: a fork cannot use its parent's GPU
+            sys.modules["paddle"].set_device("cpu")
         while len(content := commands.read(_COMMAND.size)) == _COMMAND.size:
             try:
                 epoch, slot, first, stop = _COMMAND.unpack(content)
@@ -369,9 +370,3 @@ def answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain
             reply(answer)
 
     return serve
-
-
-def _stay_on_cpu() -> None:
-    """Puts tensors that a transform makes on the CPU: a forked process cannot use its parent's GPU."""
-    if "paddle" in sys.modules:
-        sys.modules["paddle"].set_device("cpu")

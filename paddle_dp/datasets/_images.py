@@ -118,14 +118,15 @@ class Views:
         return Images(files, labels, classes, self.view(split))
 
     def view(self, split: str) -> View:
-        """The function that makes an image the array of a sample of `split`."""
+        """The function that makes an image the array of a sample of `split`, float32 [3, height, width]."""
         is_train = checked_split(split) == "train"
         view = self._train_view() if is_train else self._test_view()
         erase = self._erasing() if is_train else None
 
         def array(image: Image) -> Array:
             pixels = self._normalised(view(image))
-            return _channels_first(pixels if erase is None else erase(pixels))
+            pixels = pixels if erase is None else erase(pixels)
+            return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
         return array
 
@@ -163,15 +164,14 @@ class Views:
         from paddle.vision import transforms
 
         size = height, width = _sides(self.test_size or self.size)
-        view: View
         if self.fit == "stretch":
-            view = transforms.Resize(size, self.interpolation)
-        elif height == width:
+            view: View = transforms.Resize(size, self.interpolation)
+            return view
+        covering: View = self._covering
+        if height == width:
             shorter = round(height * 8 / 7) if self.resize is None else self.resize
-            resize = transforms.Resize(shorter, self.interpolation)
-            view = transforms.Compose([resize, transforms.CenterCrop(size)])
-        else:
-            view = transforms.Compose([self._covering, transforms.CenterCrop(size)])
+            covering = transforms.Resize(shorter, self.interpolation)
+        view = transforms.Compose([covering, transforms.CenterCrop(size)])
         return view
 
     def _covering(self, image: Image) -> Any:
@@ -206,11 +206,6 @@ class Views:
 
 def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
-
-
-def _channels_first(pixels: Array) -> Array:
-    """float32 [3, height, width] of [height, width, 3]."""
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 class Images:

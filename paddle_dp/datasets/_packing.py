@@ -7,7 +7,6 @@ ranks and workers; the sampler's order of the windows comes on top.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,6 @@ _DRAWS = 0x7061636B  # documents and the sampler's windows draw other numbers
 
 Layout = tuple[Array, Array]
 """The documents of an epoch in the order of their windows, or PADDING, and how many inputs each has."""
-Arrange = Callable[[Array], Layout]
-"""Makes an epoch's layout from one random number for each document."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,8 @@ class Epoch:
 
 
 class Packed:
-    """Documents in windows of `length` tokens, as `arrange` puts them: by (seed, epoch), or with `fixed` always in the
-    same order, for held-out documents."""
+    """Documents in windows of `length` tokens, as `arrange` puts them by one random number for each document: by (seed,
+    epoch), or with `fixed` always in the same order, for held-out documents."""
 
     def __init__(self, documents: Documents, arrange: Any, length: int, tokenizer: Any, fixed: bool):
         self.documents, self.length, self.tokenizer = documents, length, tokenizer

@@ -65,11 +65,7 @@ def _samples(shard: Path, image: str | None, label: str) -> Iterator[tuple[int, 
         for key, members in samples.items():
             chosen = [kind for kind in images if kind in members]
             if len(chosen) != 1 or suffix not in members:
-                lacks = (
-                    f"label, {key}.{suffix} (dataset.label)"
-                    if len(chosen) == 1
-                    else _image_needed(chosen, images)
-                )
+                lacks = _lacking(chosen, images, f"{key}.{suffix}")
                 raise DataError(
                     f"{shard}: the sample {key} has no {lacks}; it has {', '.join(sorted(members))}"
                 )
@@ -78,7 +74,9 @@ def _samples(shard: Path, image: str | None, label: str) -> Iterator[tuple[int, 
             yield picture.offset_data, picture.size, _label(shard, file, target, field), name
 
 
-def _image_needed(chosen: Sequence[str], images: Sequence[str]) -> str:
+def _lacking(chosen: Sequence[str], images: Sequence[str], label: str) -> str:
+    if len(chosen) == 1:
+        return f"label, {label} (dataset.label)"
     if chosen:
         return f"single image but {' and '.join(chosen)}: name the one to read, dataset.image={chosen[0]}"
     return f"image ({', '.join(images)})"

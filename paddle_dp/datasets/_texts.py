@@ -124,14 +124,10 @@ def numbered(
             f"dataset.path: {file} is no .jsonl file, with an object a line, and no .parquet file: name one, or a "
             "glob, dataset.path='data/**/*.jsonl'."
         )
-    lines = list(_lines(_text(file, has_lines=True)))
-    start, stop = (round(share * len(lines)) for share in span)
-    yield from ((f"{file}:{number}", line) for number, line in lines[start:stop])
-
-
-def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
-    lines = enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
-    return ((number, line) for number, line in lines if line.strip())
+    lines = enumerate(_text(file, has_lines=True).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
+    filled = [(number, line) for number, line in lines if line.strip()]
+    start, stop = (round(share * len(filled)) for share in span)
+    yield from ((f"{file}:{number}", line) for number, line in filled[start:stop])
 
 
 def _text(file: Path, has_lines: bool = False) -> bytes:

@@ -108,17 +108,14 @@ def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> I
     for name in names:
         if name not in files:
             raise DataError(f"the data set has no file {name}; it has {', '.join(sorted(files))}")
-        file = files[name]
-        content = read_pickled(_bytes(file) if isinstance(file, Path) else file, name)
+        packed = files[name]
+        if isinstance(packed, Path):
+            with packed.open("rb") as stream:
+                packed = stream.read(LARGEST + 1)  # `read_pickled` refuses a larger file
+        content = read_pickled(packed, name)
         if missing := [key for key in keys if key not in content]:
             raise DataError(f"{name} has no {missing[0]}; it has {', '.join(map(str, content))}")
         yield content
-
-
-def _bytes(file: Path) -> bytes:
-    """The file's content, at most LARGEST + 1 bytes: `read_pickled` refuses a larger file."""
-    with file.open("rb") as stream:
-        return stream.read(LARGEST + 1)
 
 
 def _array(batch: dict[str, Any], key: str, dtype: Any) -> Array:

@@ -80,7 +80,6 @@ class Config(Views):
         return files, np.array(labels, np.int64 if self.labels is None else np.float32)
 
     def _described(self) -> str:
-        """A line."""
         if self.labels is not None:
             return (
                 f"a path, a {self.separator} and {self.labels} labels, each 0 or 1, with commas between them "

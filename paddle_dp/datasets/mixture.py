@@ -116,11 +116,10 @@ def _within(number: int, mistake: Mistake) -> Mistake:
 
 def _written(sources: Iterable[WeightedSource]) -> list[dict[str, Any]]:
     settings = [{**source.dataset.settings, "weight": source.weight} for source in sources]
-    return [{key: value for key, value in each.items() if _is_written(key, value)} for each in settings]
-
-
-def _is_written(key: str, value: Any) -> bool:
-    return key != "reading" and (key, value) != ("weight", None)
+    return [
+        {key: value for key, value in each.items() if key != "reading" and (key, value) != ("weight", None)}
+        for each in settings
+    ]
 
 
 _SCHEMA = {
