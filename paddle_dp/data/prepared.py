@@ -58,8 +58,10 @@ def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | Non
     """
     if dataset is None:
         return None
-    collate = _collate_of(dataset) if collate_fn is None else collate_fn
-    if collate is None:
+    source = dataset.source if isinstance(dataset, Stream) else dataset
+    if collate_fn is None and isinstance(source, Collates):
+        collate_fn = source.collate_fn
+    if collate_fn is None:
         if settings.collate == "batch":
             raise UsageError(
                 "loader.collate: batch needs a collate_fn, and there is none: give the data set a method "
@@ -71,13 +73,7 @@ def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | Non
             "loader.pad pads the samples of a data set, and this one has a collate_fn, which gets them as they are: "
             "let that pad, or remove one of the two."
         )
-    return each(dataset, partial(Uncollated, collate=collate, is_global_batch=settings.collate == "batch"))
-
-
-def _collate_of(dataset: Any) -> CollateFn | None:
-    """The data set's collate_fn, or None."""
-    source = dataset.source if isinstance(dataset, Stream) else dataset
-    return source.collate_fn if isinstance(source, Collates) else None
+    return each(dataset, partial(Uncollated, collate=collate_fn, is_global_batch=settings.collate == "batch"))
 
 
 def pad(sample: Any, pads: Pads) -> Any:
@@ -122,13 +118,6 @@ def _padded(leaf: Array, to: Pad, name: str) -> Array:
             f"{name} is {len(leaf)} long, and loader.pad.{name}.length is {to.length}: cut it in the data set, or "
             "raise that"
         )
-    value = _value(leaf, to, name)
-    rest = [(0, to.length - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
-    return np.pad(leaf, rest, constant_values=value)
-
-
-def _value(leaf: Array, to: Pad, name: str) -> Array:
-    """The fill value in the array's dtype. Raises UsageError if that dtype cannot represent it."""
     with np.errstate(all="ignore"):
         value = np.asarray(to.value).astype(leaf.dtype)
     if leaf.dtype.kind in "biu" and value != to.value:
@@ -136,7 +125,8 @@ def _value(leaf: Array, to: Pad, name: str) -> Array:
             f"loader.pad.{name}.value: {name} is of type {leaf.dtype}, which has no {to.value:g}: give another value, "
             "or the array another type in the data set."
         )
-    return value
+    rest = [(0, to.length - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
+    return np.pad(leaf, rest, constant_values=value)
 
 
 def _with(inputs: Arrays, masks: dict[str, Array]) -> Arrays:

@@ -20,11 +20,10 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def __getitem__(self, index: int) -> tuple[Array, Array]:
-        return self.inputs[index], self.targets[index]
-
-    def take(self, indices: Array) -> tuple[Array, Array]:
+    def __getitem__(self, indices: int | Array) -> tuple[Array, Array]:
         return self.inputs[indices], self.targets[indices]
+
+    take = __getitem__
 
 
 def stratified(labels: Array, fraction: float, seed: int) -> Array:

@@ -166,12 +166,12 @@ class Views:
         size = height, width = _sides(self.test_size or self.size)
         if self.fit == "stretch":
             view: View = transforms.Resize(size, self.interpolation)
-            return view
-        covering: View = self._covering
-        if height == width:
-            shorter = round(height * 8 / 7) if self.resize is None else self.resize
-            covering = transforms.Resize(shorter, self.interpolation)
-        view = transforms.Compose([covering, transforms.CenterCrop(size)])
+        else:
+            covering: View = self._covering
+            if height == width:
+                shorter = round(height * 8 / 7) if self.resize is None else self.resize
+                covering = transforms.Resize(shorter, self.interpolation)
+            view = transforms.Compose([covering, transforms.CenterCrop(size)])
         return view
 
     def _covering(self, image: Image) -> Any:

@@ -196,11 +196,10 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def __getitem__(self, index: int) -> tuple[Array, np.int64]:
-        return self.normalised(self.pixels[index]), self.labels[index]
-
-    def take(self, indices: Array) -> tuple[Array, Array]:
+    def __getitem__(self, indices: int | Array) -> tuple[Array, Any]:
         return self.normalised(self.pixels[indices]), self.labels[indices]
+
+    take = __getitem__
 
     def normalised(self, pixels: Array) -> Array:
         """Normalises pixels to float32 of the same shape."""

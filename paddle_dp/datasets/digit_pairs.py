@@ -22,16 +22,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[tuple[Array, Array], np.int64]:
-        first, other = self.pairs[index]
-        return (self.samples.inputs[first], self.samples.inputs[other]), np.int64(self._same(first, other))
-
-    def take(self, indices: Array) -> tuple[tuple[Array, Array], Array]:
+    def __getitem__(self, indices: int | Array) -> tuple[tuple[Array, Array], Any]:
         first, other = self.pairs[indices].T
-        return (self.samples.inputs[first], self.samples.inputs[other]), self._same(first, other)
+        inputs, targets = self.samples.inputs, self.samples.targets
+        return (inputs[first], inputs[other]), (targets[first] == targets[other]).astype("int64")
 
-    def _same(self, first: Any, other: Any) -> Any:
-        return (self.samples.targets[first] == self.samples.targets[other]).astype("int64")
+    take = __getitem__
 
 
 @dataclass(frozen=True, kw_only=True)

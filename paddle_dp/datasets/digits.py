@@ -50,14 +50,11 @@ class Config:
         pixels, digits = _table()
         test = stratified(digits, self.held_out, self.seed)
         chosen = test if checked_split(split) == "test" else ~test
-        inputs = self._images(pixels[chosen]) if self.as_image else pixels[chosen]
+        inputs = pixels[chosen]
+        if self.as_image:
+            grey, times = inputs.reshape(-1, 1, PIXELS, PIXELS), self.size // PIXELS
+            inputs = grey.repeat(times, axis=2).repeat(times, axis=3).repeat(self.channels, axis=1)
         return Arrays(inputs, digits[chosen], classes=tuple("0123456789"))
-
-    def _images(self, pixels: np.ndarray) -> np.ndarray:
-        """Converts pixels [n, 64] to images [n, channels, size, size]."""
-        grey = pixels.reshape(-1, 1, PIXELS, PIXELS)
-        large = grey.repeat(self.size // PIXELS, axis=2).repeat(self.size // PIXELS, axis=3)
-        return large.repeat(self.channels, axis=1)
 
 
 @cache
