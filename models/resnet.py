@@ -30,11 +30,8 @@ class ResNet(resnet.ResNet):
             for block in layer:
                 block.cuts = CUTS[kind]
         self.cuts = {"fc": "classes"}
-        self.blocks: tuple[Any, ...] = (
-            ("conv1", "bn1", "relu", "maxpool"),
-            "layer[1-4].*",
-            ("avgpool", nn.Flatten(), "fc"),
-        )
+        stem, head = ("conv1", "bn1", "relu", "maxpool"), ("avgpool", nn.Flatten(), "fc")
+        self.blocks: tuple[Any, ...] = (stem, "layer[1-4].*", head)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,14 +65,12 @@ class Loader:
         sampler = replace(sampler, with_previous=mix is not None)
         self.dataset, self.sampler, self._device = dataset, sampler, device
         self.num_workers = num_workers
-        self.reads: Sampler | None = sampler
-        if scattered is not None:
-            self.reads = replace(sampler, dp_rank=0, dp_size=1) if scattered.mesh.is_main else None
+        reads = sampler if scattered is None else replace(sampler, dp_rank=0, dp_size=1)
+        self.reads: Sampler | None = reads
         self._source: BatchSource
-        if scattered is not None and self.reads is None:
-            self.num_workers, self._source = 0, Received(sampler, scattered.delivered)
+        if scattered is not None and not scattered.mesh.is_main:
+            self.reads, self.num_workers, self._source = None, 0, Received(sampler, scattered.delivered)
             return
-        reads = self.reads or sampler
         self._source = InProcess(dataset, reads)
         if global_batches:
             self._source = GlobalBatches(dataset, reads, num_workers, prefetch, timeout)

@@ -220,11 +220,9 @@ class Sampler:
 
     def _span(self, epoch: int, k: int) -> tuple[int, int]:
         """Where global batch `k` begins and ends in the order of the epoch."""
-        bounds = self._bounds(epoch)
-        batches = self.batches if bounds is None else len(bounds) - 1
-        if not 0 <= k < batches:
+        if not 0 <= k < (batches := self.batches_of(epoch)):
             raise IndexError(f"global batch {k}: an epoch has batches 0 to {batches - 1}")
-        if bounds is None:
+        if (bounds := self._bounds(epoch)) is None:
             return k * self.batch, min((k + 1) * self.batch, self.samples)
         return int(bounds[k]), int(bounds[k + 1])
 

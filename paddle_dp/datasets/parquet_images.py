@@ -54,8 +54,8 @@ class Config(Views):
     def build(self, split: str) -> ParquetImages:
         """Targets int64, as in the files. Without `names` a class is named by its number."""
         root = existing_path(self.path, "the folder that holds the Parquet files")
-        files = train = files_of(root, self.train, "train", "data-*.parquet")
-        labels = learned = self._labels(train)
+        files = files_of(root, self.train, "train", "data-*.parquet")
+        labels = learned = self._labels(files)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "validation-*.parquet")
             labels = self._labels(files)

@@ -46,9 +46,8 @@ class Config(Views):
     def build(self, split: str) -> TarImages:
         """Targets int64, as in the files. Without `names` a class is named by its number."""
         root = existing_path(self.path, "the folder that holds the tar files")
-        train = files_of(root, self.train, "train", "data-*.tar")
-        index = learned = shard_index(train, self.image, self.label, self.cache)
-        files = train
+        files = files_of(root, self.train, "train", "data-*.tar")
+        index = learned = shard_index(files, self.image, self.label, self.cache)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "data-*.tar")
             index = shard_index(files, self.image, self.label, self.cache)
