@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import LossError
@@ -57,13 +56,6 @@ class ComparesSamples:
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """Returns 0: outputs are no class scores."""
         return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcrossConfig:
-    across: Across = "ranks"
-    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
-    which is another loss on another number of ranks."""
 
 
 def embeddings(outputs: object, loss: str, normalize: bool) -> paddle.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import Across, AcrossConfig, ComparesSamples, embeddings, itself
+from paddle_dp.losses._pairs import Across, ComparesSamples, embeddings, itself
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -73,7 +73,11 @@ class Contrastive(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AcrossConfig):
+class Config:
+    across: Across = "ranks"
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
+    which is another loss on another number of ranks."""
+
     temperature: AboveZero = 0.1
     """Divisor of the cosines: the smaller it is, the more the nearest samples count."""
 

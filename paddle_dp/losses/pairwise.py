@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import (
-    Across,
-    AcrossConfig,
-    ComparesSamples,
-    margin_losses,
-    squared_distances,
-)
+from paddle_dp.losses._pairs import Across, ComparesSamples, margin_losses, squared_distances
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -52,7 +46,11 @@ class Pairwise(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AcrossConfig):
+class Config:
+    across: Across = "ranks"
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
+    which is another loss on another number of ranks."""
+
     margin: AboveZero = 1.0
     """Distance from which on two samples of different classes are far enough apart."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import Across, AcrossConfig, ComparesSamples, squared_distances
+from paddle_dp.losses._pairs import Across, ComparesSamples, squared_distances
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ class Triplet(ComparesSamples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AcrossConfig):
+class Config:
+    across: Across = "ranks"
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
+    which is another loss on another number of ranks."""
+
     margin: AboveZero = 0.2
     """Smallest difference between the squared distances of the nearest negative and the farthest positive."""
 
