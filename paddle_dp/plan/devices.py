@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from paddle_dp.errors import UsageError, did_you_mean
@@ -35,41 +35,31 @@ class Device:
 
 _DGX_A100 = "node: DGX A100, 8 × 200 Gbit/s"
 _DGX_H100 = "node: DGX H100, 8 × 400 Gbit/s"
+_DGX_1 = "node: DGX-1, 4 × 100 Gbit/s"
+_A100 = Device(
+    name="a100-80", family="a100", peak16=312e12, peak32=156e12, memory=80e9, memory_rate=2.039e12,
+    card_link=300e9, node_link=200e9, source=f"NVIDIA A100 data sheet (SXM4, 80 GB, June 2021); {_DGX_A100}",
+)  # fmt: skip
+_H100 = Device(
+    name="h100", family="h100", peak16=989e12, peak32=494e12, memory=80e9, memory_rate=3.35e12,
+    card_link=450e9, node_link=400e9, source=f"NVIDIA H100 data sheet (SXM5, dense); {_DGX_H100}",
+)  # fmt: skip
+_V100 = Device(
+    name="v100-32", family="v100", peak16=125e12, peak32=15.7e12, memory=32e9, memory_rate=0.9e12,
+    card_link=150e9, node_link=50e9, source=f"NVIDIA V100 data sheet (SXM2, 32 GB); {_DGX_1}", bfloat16=False,
+)  # fmt: skip
+_NVLINK_400 = "with NVLink of 400 GB/s in both directions"
 _DEVICES = (
-    Device(
-        name="a100-80", family="a100", peak16=312e12, peak32=156e12, memory=80e9, memory_rate=2.039e12,
-        card_link=300e9, node_link=200e9, source=f"NVIDIA A100 data sheet (SXM4, 80 GB, June 2021); {_DGX_A100}",
-    ),
-    Device(
-        name="a100-40", family="a100", peak16=312e12, peak32=156e12, memory=40e9, memory_rate=1.555e12,
-        card_link=300e9, node_link=200e9, source=f"NVIDIA A100 data sheet (SXM4, 40 GB); {_DGX_A100}",
-    ),
-    Device(
-        name="a800-80", family="a100", peak16=312e12, peak32=156e12, memory=80e9, memory_rate=2.039e12,
-        card_link=200e9, node_link=200e9, source=f"as a100-80, with NVLink of 400 GB/s in both directions; {_DGX_A100}",
-    ),
-    Device(
-        name="h100", family="h100", peak16=989e12, peak32=494e12, memory=80e9, memory_rate=3.35e12,
-        card_link=450e9, node_link=400e9, source=f"NVIDIA H100 data sheet (SXM5, dense); {_DGX_H100}",
-    ),
-    Device(
-        name="h800", family="h100", peak16=989e12, peak32=494e12, memory=80e9, memory_rate=3.35e12,
-        card_link=200e9, node_link=400e9, source=f"as h100, with NVLink of 400 GB/s in both directions; {_DGX_H100}",
-    ),
-    Device(
-        name="h200", family="h100", peak16=989e12, peak32=494e12, memory=141e9, memory_rate=4.8e12,
-        card_link=450e9, node_link=400e9, source=f"NVIDIA H200 data sheet (SXM5, dense); {_DGX_H100}",
-    ),
-    Device(
-        name="v100-32", family="v100", peak16=125e12, peak32=15.7e12, memory=32e9, memory_rate=0.9e12,
-        card_link=150e9, node_link=50e9, bfloat16=False,
-        source="NVIDIA V100 data sheet (SXM2, 32 GB); node: DGX-1, 4 × 100 Gbit/s",
-    ),
-    Device(
-        name="v100-16", family="v100", peak16=125e12, peak32=15.7e12, memory=16e9, memory_rate=0.9e12,
-        card_link=150e9, node_link=50e9, bfloat16=False,
-        source="NVIDIA V100 data sheet (SXM2, 16 GB); node: DGX-1, 4 × 100 Gbit/s",
-    ),
+    _A100,
+    replace(_A100, name="a100-40", memory=40e9, memory_rate=1.555e12,
+            source=f"NVIDIA A100 data sheet (SXM4, 40 GB); {_DGX_A100}"),
+    replace(_A100, name="a800-80", card_link=200e9, source=f"as a100-80, {_NVLINK_400}; {_DGX_A100}"),
+    _H100,
+    replace(_H100, name="h800", card_link=200e9, source=f"as h100, {_NVLINK_400}; {_DGX_H100}"),
+    replace(_H100, name="h200", memory=141e9, memory_rate=4.8e12,
+            source=f"NVIDIA H200 data sheet (SXM5, dense); {_DGX_H100}"),
+    _V100,
+    replace(_V100, name="v100-16", memory=16e9, source=f"NVIDIA V100 data sheet (SXM2, 16 GB); {_DGX_1}"),
 )  # fmt: skip
 DEVICES = {device.name: device for device in _DEVICES}
 _ALIASES = {"a100": "a100-80", "a800": "a800-80", "h100-80": "h100", "h800-80": "h800", "v100": "v100-32"}
