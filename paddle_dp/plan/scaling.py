@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log2
 from statistics import median, quantiles
 
@@ -34,15 +35,26 @@ def ring_share(ranks: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredSteps:
-    """A step on `ranks` ranks with `samples` on each: the median of some rounds, the fastest and the slowest. `rounds`:
-    all of them, in the order in which other measurements took turns."""
+class _Step:
+    """Seconds of a step on `ranks` ranks with `samples` on each, between `low` and `high`."""
 
     ranks: int
     samples: float
     seconds: float
     low: float
     high: float
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of all ranks."""
+        return self.ranks * self.samples / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSteps(_Step):
+    """The median of some rounds, the fastest and the slowest. `rounds`: all of them, in the order in which other
+    measurements took turns."""
+
     rounds: tuple[float, ...] = ()
 
     @classmethod
@@ -53,41 +65,24 @@ class MeasuredSteps:
             rounds=tuple(rounds),
         )  # fmt: skip
 
-    @property
-    def rate(self) -> float:
-        """Samples/s of all ranks."""
-        return self.ranks * self.samples / self.seconds
-
     def times(self, other: MeasuredSteps) -> tuple[float, float, float]:
         """How many times the samples/s of `other`: the median of the rounds that took turns, and the bounds of 8 of 10
         of them; without rounds, of the extreme ones."""
         share = self.ranks * self.samples / (other.ranks * other.samples)
         if len(self.rounds) != len(other.rounds) or len(self.rounds) < 3:
-            return (
-                self.rate / other.rate, share * other.low / self.high, share * other.high / self.low
-            )  # fmt: skip
+            return self.rate / other.rate, share * other.low / self.high, share * other.high / self.low
         ratios = [share * theirs / ours for ours, theirs in zip(self.rounds, other.rounds, strict=True)]
         tenths = quantiles(ratios, n=10, method="inclusive")
         return median(ratios), tenths[0], tenths[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForetoldStep:
-    """Seconds of a step on so many ranks with `samples` on each, between `low` and `high`. `kind`: "measured",
-    "foretold", or "bound": it takes at least `seconds`, and `high` is infinite. `sent`: bytes that a rank sends."""
+class ForetoldStep(_Step):
+    """`kind`: "measured", "foretold", or "bound": it takes at least `seconds`, and `high` is infinite. `sent`: bytes
+    that a rank sends."""
 
-    ranks: int
-    samples: float
-    seconds: float
-    low: float
-    high: float
     kind: str
     sent: float
-
-    @property
-    def rate(self) -> float:
-        """Samples/s of all ranks."""
-        return self.ranks * self.samples / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +116,8 @@ class ScalingModel:
             return first.seconds * samples / first.samples
         other = self.single[1]
         slope = (first.seconds - other.seconds) / (first.samples - other.samples)
-        slope = min(
-            max(slope, 0.0), first.seconds / first.samples
-        )  # neither noise nor a cache makes a batch cheaper
+        # Neither noise nor a cache makes a batch cheaper.
+        slope = min(max(slope, 0.0), first.seconds / first.samples)
         return max(first.seconds + slope * (samples - first.samples), 0.0)
 
     def from_single(self, samples: float) -> tuple[float, float, float]:
@@ -136,51 +130,39 @@ class ScalingModel:
         return crowded + exposed, low, high
 
     def step(self, ranks: int, samples: float, half: bool = False, measured_too: bool = True) -> ForetoldStep:
-        """The step on so many ranks with so many samples on each. `half`: as if gradients had half
-        as many bytes.
+        """The step on so many ranks with so many samples on each. `half`: as if gradients had half as many bytes.
         `measured_too`: a measured step is its own forecast."""
         size = self.size / 2 if half else self.size
         sent = ring_share(ranks) * size
+        made = partial(ForetoldStep, ranks=ranks, samples=samples, sent=sent)
         measured = self._measured(ranks, samples) if measured_too and not half else None
         if measured is not None:
-            return ForetoldStep(
-                ranks=ranks, samples=samples, seconds=measured.seconds, low=measured.low, high=measured.high,
-                kind="measured", sent=sent,
-            )  # fmt: skip
+            return made(seconds=measured.seconds, low=measured.low, high=measured.high, kind="measured")
+
+        def foretold(seconds: float, base: MeasuredSteps) -> ForetoldStep:
+            """The bar of published points, and the spread of the measurement on which the forecast stands."""
+            low, high = base.low / base.seconds / self.bar, base.high / base.seconds * self.bar
+            return made(seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold")
+
         alone = self.alone(samples)
         if ranks == 1:
-            return self._foretold(ranks, samples, alone, self.single[0], sent)
+            return foretold(alone, self.single[0])
         if not self.together:
             floor = alone if self.link is None else max(alone, sent / self.link)
-            return ForetoldStep(
-                ranks=ranks,
-                samples=samples,
-                seconds=floor,
-                low=floor,
-                high=float("inf"),
-                kind="bound",
-                sent=sent,
-            )
+            return made(seconds=floor, low=floor, high=float("inf"), kind="bound")
         base = self._nearest(samples)
         crowd, exchange = self.losses(base)
         share = ring_share(min(ranks, self.node)) / ring_share(self.ranks)
         loss = crowd * alone / self.alone(base.samples) + exchange * share * (self.halved if half else 1.0)
-        machines = ranks / self.node
+        machines, doublings = ranks / self.node, log2(ranks / self.ranks)
         overlaps = self.hides and crowd + exchange < OVERLAPS * self.alone(base.samples)
         if machines <= 1:
-            doublings = max(0.0, log2(ranks / self.ranks))
-            return self._foretold(
-                ranks, samples, step_beyond(alone, loss, 0.0, doublings, overlaps), base, sent
-            )
+            return foretold(step_beyond(alone, loss, 0.0, max(0.0, doublings), overlaps), base)
         if self.link is None:
             floor = alone + loss
-            return ForetoldStep(
-                ranks=ranks, samples=samples, seconds=floor, low=floor / self.bar, high=float("inf"), kind="bound",
-                sent=sent,
-            )  # fmt: skip
+            return made(seconds=floor, low=floor / self.bar, high=float("inf"), kind="bound")
         ring = ring_share(machines) * size / (LINK_SHARE * self.link)
-        seconds = step_beyond(alone, loss, ring, log2(ranks / self.ranks), overlaps)
-        return self._foretold(ranks, samples, seconds, base, sent)
+        return foretold(step_beyond(alone, loss, ring, doublings, overlaps), base)
 
     def losses(self, base: MeasuredSteps) -> tuple[float, float]:
         """The seconds that a measured step of several ranks takes more than one rank alone: by crowding, and by the
@@ -197,13 +179,3 @@ class ScalingModel:
     def _nearest(self, samples: float) -> MeasuredSteps:
         """The measured step of several ranks whose batch is nearest."""
         return min(self.together, key=lambda each: abs(log2(each.samples / samples)))
-
-    def _foretold(
-        self, ranks: int, samples: float, seconds: float, base: MeasuredSteps, sent: float
-    ) -> ForetoldStep:
-        """The bar of published points, and the spread of the measurement on which the forecast stands."""
-        low, high = base.low / base.seconds / self.bar, base.high / base.seconds * self.bar
-        return ForetoldStep(
-            ranks=ranks, samples=samples, seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold",
-            sent=sent,
-        )  # fmt: skip
