@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -67,6 +68,7 @@ FLASH_SHARE = 0.6  # of a product's rate: FlashAttention-2 reaches 50 to 73 % of
 FLASH_BACKWARD = 2.5  # forwards: five products against two (the same paper)
 
 Kernels = Mapping[str, Numbers]  # seconds of one block and micro-batch, by kind
+Sides = TypeVar("Sides", float, Numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,8 @@ def block_times(load: Workload, rates: Rates) -> BlockTimes:
     attention_forward, attention_backward = _attention(load, rates)
     elementwise, scores = _elementwise(load, rates, tokens)
     dense_scores = load.recomputed_scores * (1 - load.flash)  # flash attention recomputes them anyway
-    recomputed_elementwise = np.maximum(
-        load.recomputed_blocks, 2 * load.recomputed_products
-    )  # every other product: all between
+    # Every other product: all between.
+    recomputed_elementwise = np.maximum(load.recomputed_blocks, 2 * load.recomputed_products)
     return BlockTimes(
         forward={"products": gemm_forward, "attention": attention_forward, "elementwise": elementwise},
         backward={"products": gemm_backward, "attention": attention_backward, "elementwise": 2 * elementwise},
@@ -102,12 +103,16 @@ def block_times(load: Workload, rates: Rates) -> BlockTimes:
     )
 
 
+def filled(m: Sides, n: Sides, k: Sides, side: float) -> Sides:
+    """The share of a product's rate that its sides leave: each a half at `side`."""
+    return m / (m + side) * n / (n + side) * k / (k + side)
+
+
 def product_seconds(
     m: Numbers, n: Numbers, k: Numbers, load: Workload, rates: Rates, count: Numbers | float = 1.0
 ) -> Numbers:
     """Seconds of `count` products of [m, k] and [k, n] in one launch."""
-    filled = m / (m + rates.side) * n / (n + rates.side) * k / (k + rates.side)
-    arithmetic = 2 * m * n * k / (load.peak * rates.gemm * filled)
+    arithmetic = 2 * m * n * k / (load.peak * rates.gemm * filled(m, n, k, rates.side))
     traffic = load.number * (m * n + n * k + m * k) / (load.memory_rate * rates.memory)
     return count * np.maximum(arithmetic, traffic) + rates.gap
 

@@ -18,7 +18,7 @@ import numpy as np
 from paddle_dp.errors import UsageError
 from paddle_dp.files import replacing
 from paddle_dp.plan.devices import Device
-from paddle_dp.plan.kernel_time import Rates
+from paddle_dp.plan.kernel_time import HOST_OPERATORS, Rates, filled
 from paddle_dp.text import plural
 
 FORMAT = "paddle_dp probe 1"
@@ -28,12 +28,8 @@ UNITS = {
     "busy": "ranks that computed at once", "bytes": "read and written by a kernel; of the whole tensor of a collective",
 }  # fmt: skip
 SIDES = np.exp(np.linspace(log(1.0), log(512.0), 120))  # candidates of `Rates.side`
-OPERATORS = 50  # of a block's forward, as in `Rates.host`
-MOVED = {
-    "copy": 28,
-    "add": 11,
-    "layer_norm": 11,
-}  # bytes of a block's token and number (`kernel_time._elementwise`)
+# Bytes of a block's token and number (`kernel_time._elementwise`).
+MOVED = {"copy": 28, "add": 11, "layer_norm": 11}
 LEAST_GAPS = 10  # a product that takes fewer calls of nothing measures the call
 # Bytes that leave each rank, as a share of the whole tensor's (Patarasuk and Yuan 2009); a message goes one way.
 RING_SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
@@ -62,6 +58,10 @@ class ProductTiming(Timing):
     def rate(self) -> float:
         """FLOP/s of one rank."""
         return 2 * self.m * self.n * self.k / self.seconds
+
+    def log_peak(self, side: float) -> float:
+        """The logarithm of the rate over the share that the sides leave of it."""
+        return log(self.rate / filled(self.m, self.n, self.k, side))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +118,9 @@ class Probe:
     @property
     def name(self) -> str:
         """The device as a person calls it."""
-        cards = {str(card.get("model")) for card in self.machine.get("cards", ())}
-        called = (
-            ", ".join(sorted(cards)) if cards and self.kind != "cpu" else self.machine.get("processor", "CPU")
-        )
-        return f"{called} (measured)"
+        cards = sorted({str(card.get("model")) for card in self.machine.get("cards", ())})
+        name = ", ".join(cards) if cards and self.kind != "cpu" else self.machine.get("processor", "CPU")
+        return f"{name} (measured)"
 
     def device(self) -> Device:
         """The device of the tables' type, by its rates while all ranks compute; its links are this machine's.
@@ -140,15 +138,13 @@ class Probe:
     def rates(self) -> Rates:
         """The constants of a forecast for `device()`: shares of 1, and the measured side, gap, launch and start."""
         tiny, memory = self.gap(), self.memory_rate()
-        small = min(
-            (each for each in self.collectives if each.operation == "all_reduce"), key=_size, default=None
-        )
+        small = min(self._collectives("all_reduce"), key=_size, default=None)
         start = Rates().start if small is None else small.seconds / (2 * max(1.0, log2(small.ranks)))
         is_cpu = self.kind == "cpu"
         return Rates(
             gemm=1.0, side=self.side(), memory=1.0, activation=self.kernel_rate("gelu", memory) / memory,
             softmax=self.kernel_rate("softmax", memory) / memory, gap=tiny,
-            host=0.0 if is_cpu else OPERATORS * tiny, card_link=1.0, start=start,
+            host=0.0 if is_cpu else HOST_OPERATORS * tiny, card_link=1.0, start=start,
             hides=0.0 if is_cpu else Rates().hides, fixed=0.0,
         )  # fmt: skip
 
@@ -176,7 +172,7 @@ class Probe:
         """FLOP/s that a large product approaches on each rank: the mean, in logarithms, of the measured rates over the
         share that their sides leave."""
         side = self.side()
-        return exp(float(np.mean([log(each.rate / _filled(each, side)) for each in self._plain()])))
+        return exp(float(np.mean([each.log_peak(side) for each in self._plain()])))
 
     def side(self) -> float:
         """The side at which a product reaches half of its rate (`Rates.side`): the one that fits the measured ones
@@ -184,7 +180,7 @@ class Probe:
         products = self._plain()
 
         def spread(side: float) -> float:
-            return float(np.std([log(each.rate / _filled(each, side)) for each in products]))
+            return float(np.std([each.log_peak(side) for each in products]))
 
         return float(min(SIDES, key=spread))
 
@@ -196,9 +192,8 @@ class Probe:
 
     def kernel_rate(self, operation: str, default: float = 0.0) -> float:
         """Bytes/s of one rank in this operation; `default` if it was not measured."""
-        return next(
-            (each.rate for each in self._busiest(self.kernels) if each.operation == operation), default
-        )
+        busiest = self._busiest(self.kernels)
+        return next((each.rate for each in busiest if each.operation == operation), default)
 
     def gap(self) -> float:
         """Seconds of a call that has nothing to do."""
@@ -206,15 +201,13 @@ class Probe:
 
     def link(self) -> float:
         """Bytes/s of a rank's link in a ring: of the largest all-reduce. 0 if none was measured."""
-        largest = max(
-            (each for each in self.collectives if each.operation == "all_reduce"), key=_size, default=None
-        )
+        largest = max(self._collectives("all_reduce"), key=_size, default=None)
         return 0.0 if largest is None else largest.rate
 
     def collective_seconds(self, operation: str, size: float) -> float:
         """Seconds of a collective of `ranks` ranks on `size` bytes: between two measured sizes by the line through
         their logarithms, outside them by the nearest one's. Raises KeyError for an operation that was not measured."""
-        timings = sorted((each for each in self.collectives if each.operation == operation), key=_size)
+        timings = sorted(self._collectives(operation), key=_size)
         if not timings:
             raise KeyError(operation)
         first, last = timings[0], timings[-1]
@@ -222,9 +215,7 @@ class Probe:
             return first.seconds
         if size >= last.bytes:
             return last.seconds * size / last.bytes
-        sizes, seconds = (
-            [log(x) for x in column] for column in zip(*((t.bytes, t.seconds) for t in timings), strict=True)
-        )
+        sizes, seconds = [log(each.bytes) for each in timings], [log(each.seconds) for each in timings]
         return exp(float(np.interp(log(size), sizes, seconds)))
 
     def crowding(self) -> float:
@@ -243,6 +234,9 @@ class Probe:
         plain = [each for each in self._busiest(self.products) if not each.transpose]
         least = LEAST_GAPS * self.gap()
         return [each for each in plain if each.seconds > least] or [max(plain, key=lambda each: each.seconds)]
+
+    def _collectives(self, operation: str) -> list[CollectiveTiming]:
+        return [each for each in self.collectives if each.operation == operation]
 
     def _busiest(self, timings: Sequence[Any]) -> list[Any]:
         most = max(each.busy for each in timings)
@@ -267,11 +261,8 @@ class Probe:
                     f"{file}: it is of the format {content['format']}, and {FORMAT} is read: measure again."
                 )
             read = {each.name: content[each.name] for each in fields(cls)}
-            for name, kind in (
-                ("products", ProductTiming),
-                ("kernels", KernelTiming),
-                ("collectives", CollectiveTiming),
-            ):
+            kinds = {"products": ProductTiming, "kernels": KernelTiming, "collectives": CollectiveTiming}
+            for name, kind in kinds.items():
                 read[name] = tuple(kind(**row) for row in read[name])
             probe = cls(**read)
         except OSError as error:
@@ -279,17 +270,11 @@ class Probe:
                 f"{file}: {error.strerror}. Measure this machine: paddle-dp scale RECIPE --probe {file}"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UsageError(
-                f"{file} is no probe: paddle-dp scale RECIPE --probe {file} writes one."
-            ) from None
+            message = f"{file} is no probe: paddle-dp scale RECIPE --probe {file} writes one."
+            raise UsageError(message) from None
         if not probe.products or not probe.kernels:
             raise UsageError(f"{file} has no products or no kernels: measure again.")
         return probe
-
-
-def _filled(product: ProductTiming, side: float) -> float:
-    m, n, k = product.m, product.n, product.k
-    return m / (m + side) * n / (n + side) * k / (k + side)
 
 
 def _size(timing: CollectiveTiming) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from paddle_dp.plan.activations import LOGIT_PEAK, recomputed_blocks
 from paddle_dp.plan.candidates import Candidate, Numerics, workload_of
 from paddle_dp.plan.devices import Device
-from paddle_dp.plan.kernel_time import HOST_OPERATORS, LOSS_BYTES, Rates
+from paddle_dp.plan.kernel_time import HOST_OPERATORS, LOSS_BYTES, Rates, filled
 from paddle_dp.plan.pipeline_schedule import stage_bounds
 from paddle_dp.plan.step_time import StageWork, StepTime, assembled, data_rate, ring_seconds
 from paddle_dp.plan.transformer import Transformer
@@ -163,8 +163,8 @@ def block_times(
     with_weights = c["weights"] > 0  # samples are further rows of one product, else further products
     m = np.where(with_weights, c["m"] * micro, c["m"])
     count = np.where(with_weights, c["count"], c["count"] * micro)
-    filled = m / (m + rates.side) * c["n"] / (c["n"] + rates.side) * c["k"] / (c["k"] + rates.side)
-    arithmetic = 2 * m * c["n"] * c["k"] * count / (float(load.peak[0]) * rates.gemm * filled)
+    rate = float(load.peak[0]) * rates.gemm * filled(m, c["n"], c["k"], rates.side)
+    arithmetic = 2 * m * c["n"] * c["k"] * count / rate
     moved = number * (micro * (c["read"] + c["written"]) + c["weights"]) / memory
     casts = float(load.cast[0]) * c["weights"] / memory
     products = np.maximum(arithmetic, moved) + rates.gap
