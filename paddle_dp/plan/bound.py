@@ -80,9 +80,8 @@ def bound(
         """Seconds of compute, hidden exchange and blocking exchange in one span."""
         every: When = "every forward" if kind == "forward" else "every backward"
         computed = compute.forward if kind == "forward" else compute.backward
-        totals = computed, seconds_of(every, True), seconds_of(every, False)
-        work_seconds, hidden, waited = (each / spans_of_a_kind for each in totals)
-        return work_seconds, hidden, waited
+        hidden, waited = seconds_of(every, True), seconds_of(every, False)
+        return computed / spans_of_a_kind, hidden / spans_of_a_kind, waited / spans_of_a_kind
 
     def seconds(_: int, work: Work) -> float:
         work_seconds, hidden, waited = span_seconds(work.kind)

@@ -45,6 +45,7 @@ from paddle_dp.plan.layout import (
     layers,
     owned,
 )
+from paddle_dp.plan.memory import owned_sizes
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.sharded import travels
 
@@ -73,27 +74,21 @@ def sent(
     memory = layout.memory(blocks, rank)
     if (counted := layout.transfers(blocks, memory)) is not None:
         return counted
-    transfers = [
-        *axes_gradients(blocks, layout, memory, distinct_weights(blocks, memory.blocks), micro_batches)
-    ]
+    weights = distinct_weights(blocks, memory.blocks)
+    transfers = [*axes_gradients(blocks, layout, memory, weights, micro_batches)]
     if between is not None:
-        transfers += [
-            *_activations(layout, memory, len(blocks), between),
-            *_between_stages(layout, memory, between),
-        ]
-    if tied := _shared_by_stages(blocks, layout, memory):
-        transfers.append(
-            Sent(axis="pipeline", payload="gradients", bytes=tied, when="last backward", hides=False)
-        )
+        transfers += _activations(layout, memory, len(blocks), between)
+        transfers += _between_stages(layout, memory, between)
+    tied = _shared_by_stages(blocks, layout, memory)
+    transfers += [Sent(axis="pipeline", payload="gradients", bytes=tied, when="last backward", hides=False)]
     return [each for each in transfers if each.bytes or each.received_bytes]
 
 
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
     """The bytes that a rank sends in one step, the mean over ranks."""
-    ranks = range(layout.degrees.ranks)
-    return sum(s.bytes for rank in ranks for s in sent(blocks, layout, rank, micro_batches, between)) / len(
-        ranks
-    )
+    ranks = layout.degrees.ranks
+    every = (s.bytes for rank in range(ranks) for s in sent(blocks, layout, rank, micro_batches, between))
+    return sum(every) / ranks
 
 
 def axes_gradients(
@@ -105,11 +100,12 @@ def axes_gradients(
 
     def shares(selection: Sequence[Weight]) -> tuple[int, int]:
         """The elements that this rank owns, and that others own."""
-        owned_sizes = [
-            (w.local_size(degrees.tensor), owner_of[w.name]) for w in selection if w.name in owner_of
-        ]
-        local = sum(size for size, owner in owned_sizes if owner == memory.coords["sharding"])
-        return local, sum(size for size, _ in owned_sizes) - local
+        sizes = owned_sizes(
+            [w.local_size(degrees.tensor) for w in selection if w.name in owner_of],
+            [owner_of[w.name] for w in selection if w.name in owner_of], ranks,
+        )  # fmt: skip
+        local = sizes[memory.coords["sharding"]]
+        return local, sum(sizes) - local
 
     trained = [weight for weight in weights if not weight.frozen]
     local_trained, _ = shares(trained)
@@ -155,17 +151,13 @@ def _fetched(
     every use counts: an upper bound.
     """
     numbered_layers = [(number, layer) for number in memory.blocks for layer in layers(blocks[number])]
-    first = next(
-        (at for at, (_, layer) in enumerate(numbered_layers) if not all(w.frozen for w in layer)),
-        len(numbered_layers),
-    )
+    learning = (at for at, (_, layer) in enumerate(numbered_layers) if not all(w.frozen for w in layer))
+    first = next(learning, len(numbered_layers))
     forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(numbered_layers))]
     backward: list[tuple[Kind, int]] = []  # ends at the first layer that learns
     run_twice = recomputed_blocks(len(blocks), layout.recompute)
     for number in reversed(memory.blocks):
-        block_layers = [
-            at for at in range(len(numbered_layers)) if numbered_layers[at][0] == number and at >= first
-        ]
+        block_layers = [at for at, (n, _) in enumerate(numbered_layers) if n == number and at >= first]
         recomputed = block_layers if number in run_twice else []
         backward += [("backward", at) for at in (*recomputed, *reversed(block_layers))]
     single_pass = [*forward, *backward]
@@ -212,9 +204,8 @@ def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Ite
         first, last = memory.coords["pipeline"] == 0, memory.coords["pipeline"] == degrees.pipeline - 1
         size = between.size / degrees.sequence / (degrees.tensor if layout.sequence_parallel else 1)
         times = 2 * here - first - last
-        yield Sent(
-            axis="pipeline", payload="activations", bytes=size * times, when="between stages", transfers=times
-        )
+        sums = size * times
+        yield Sent(axis="pipeline", payload="activations", bytes=sums, when="between stages", transfers=times)
 
 
 def _shared_by_stages(blocks: Blocks, layout: Layout, memory: RankMemory) -> float:

@@ -38,13 +38,20 @@ class FullestRank:
     def __init__(self, blocks: Blocks, model: Transformer | TracedModel, numerics: Numerics) -> None:
         self.blocks, self.model, self.numerics = blocks, model, numerics
         self._states = lru_cache(maxsize=None)(self._stages)
-        self._elements = lru_cache(maxsize=None)(self._elements_of_all)
+        # Of all stages together, on one rank of the tensor axis.
+        numbers = range(len(blocks))
+        self._elements = lru_cache(maxsize=None)(lambda tensor: sum(distinct(blocks, numbers, tensor)))
 
     def bytes_of(self, choice: Candidate) -> RankBytes:
         """The rank with most bytes, over all stages of the pipeline and owners of ZeRO."""
         bare = replace(choice, micro=1, micro_batches=1, recompute=Recompute())
+        layout, micro = choice.layout(self.numerics), (choice.micro, choice.micro_batches)
+        form, count = self.numerics.activation_format, len(self.blocks)
         ranks = (
-            RankBytes(state=memory.total, activations=self._activations(choice, memory))
+            RankBytes(
+                state=memory.total,
+                activations=rank_activations(self.model, layout, memory, count, micro, form),
+            )
             for memory in self._states(bare)
         )
         return max(ranks, key=lambda each: each.total)
@@ -57,10 +64,6 @@ class FullestRank:
         each = (widths.parameter, widths.gradient, widths.optimizer)
         return elements * sum(width / shard for width, shard in zip(each, shards, strict=True))
 
-    def _elements_of_all(self, tensor: int) -> int:
-        """The elements of all stages together, on one rank of the tensor axis."""
-        return sum(distinct(self.blocks, range(len(self.blocks)), tensor))
-
     def _stages(self, choice: Candidate) -> list[RankMemory]:
         """The fullest owner of each stage of the pipeline."""
         layout = choice.layout(self.numerics)
@@ -72,20 +75,10 @@ class FullestRank:
         if degrees.sharding == 1:
             return first
         sizes = distinct(self.blocks, first.blocks, degrees.tensor, frozen=False)
-        loads = [
-            each.total for each in state_bytes(sizes, degrees.sharding, layout.sharding_stage, layout.widths)
-        ]
-        owner = loads.index(max(loads))
-        if owner == 0:
-            return first
-        return layout.memory(self.blocks, degrees.rank({"pipeline": stage, "sharding": owner}))
-
-    def _activations(self, choice: Candidate, memory: RankMemory) -> float:
-        """Bytes of a stage's activations."""
-        return rank_activations(
-            self.model, choice.layout(self.numerics), memory, len(self.blocks), (choice.micro, choice.micro_batches),
-            self.numerics.activation_format,
-        )  # fmt: skip
+        states = state_bytes(sizes, degrees.sharding, layout.sharding_stage, layout.widths)
+        owner = max(range(len(states)), key=lambda rank: states[rank].total)
+        coords = {"pipeline": stage, "sharding": owner}
+        return layout.memory(self.blocks, degrees.rank(coords)) if owner else first
 
 
 def rank_activations(

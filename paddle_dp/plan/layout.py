@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, product
+from itertools import chain, groupby, pairwise, product
 from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.memory import (
-    StateBytes,
-    Widths,
-    deal,
-    flat_gradient_bytes,
-    state_bytes,
-)
+from paddle_dp.plan.memory import StateBytes, Widths, deal, flat_gradient_bytes, state_bytes
 from paddle_dp.plan.pipeline_schedule import Partition, Schedule, stage_bounds
 from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
 from paddle_dp.units import Recompute
@@ -227,14 +221,11 @@ def on_rank(blocks: Blocks, tp_rank: int) -> Blocks:
 def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
     """The owner of each weight that has one, as a sharding rank, by name."""
     kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
-    trained, frozen = (
-        [weight.local_size(layout.degrees.tensor) for weight in weights_of_kind] for weights_of_kind in kinds
-    )
-    owners_by_kind = deal(trained, frozen, layout.degrees.sharding)
+    trained, frozen = ([weight.local_size(layout.degrees.tensor) for weight in kind] for kind in kinds)
+    owners = chain(*deal(trained, frozen, layout.degrees.sharding))
     return {
         weight.name: owner
-        for weights_of_kind, owners_of_kind in zip(kinds, owners_by_kind, strict=True)
-        for weight, owner in zip(weights_of_kind, owners_of_kind, strict=True)
+        for weight, owner in zip(chain(*kinds), owners, strict=True)
         if layout.sharding_stage == 3 or not weight.frozen
     }
 
@@ -245,37 +236,24 @@ def _axes_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     assert degrees.reads(rank), f"rank {rank} is on no axis: its strategy's layout counts it"
     blocks = on_rank(blocks, coords["tensor"])
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
-    bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
-    stages = tuple(
-        tuple(range(bounds[virtual_stage], bounds[virtual_stage + 1]))
-        for virtual_stage in range(
-            coords["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline
-        )
-    )
-    here = [number for stage in stages for number in stage]
+    bounds = [*pairwise(stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition))]
+    stages = tuple(tuple(range(*stage)) for stage in bounds[coords["pipeline"] :: degrees.pipeline])
+    here, owner = [number for stage in stages for number in stage], coords["sharding"]
     trained, frozen = (distinct(blocks, here, degrees.tensor, frozen=kind) for kind in (False, True))
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
-    state = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
-    frozen_sizes = frozen
+    state = state_bytes(trained, degrees.sharding, zero, layout.widths)[owner]
+    frozen_sizes, transient = frozen, 0.0
     if zero == 3:
         weights = distinct_weights(blocks, here)
         owner_of = owned(weights, layout)
-        owned_frozen = (
-            w for w in weights if w.frozen and owner_of.get(w.name, coords["sharding"]) == coords["sharding"]
-        )
+        owned_frozen = (w for w in weights if w.frozen and owner_of.get(w.name, owner) == owner)
         frozen_sizes = [weight.local_size(degrees.tensor) for weight in owned_frozen]
+        transient = _fetched_bytes(blocks, here, layout, owner)
     state = replace(state, parameters=state.parameters + sum(frozen_sizes) * layout.widths.parameter)
-    transient = _fetched_bytes(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
-        rank=rank,
-        coords=coords,
-        stages=stages,
-        parameters=sum(trained) + sum(frozen),
-        trained=sum(trained),
-        state=state,
-        extra=_extra_bytes(blocks, here, layout),
-        transient=transient,
-    )
+        rank=rank, coords=coords, stages=stages, parameters=sum(trained) + sum(frozen), trained=sum(trained),
+        state=state, extra=_extra_bytes(blocks, here, layout), transient=transient,
+    )  # fmt: skip
 
 
 def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:

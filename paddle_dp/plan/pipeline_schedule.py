@@ -75,20 +75,12 @@ def _directions(
     """All forwards and backwards of a rank, in order: rounds of micro-batches, chunk by chunk."""
     turn = stages if schedule == "interleaved" else micro_batches
     rounds = [range(first, min(first + turn, micro_batches)) for first in range(0, micro_batches, turn)]
+
+    def in_order(kind: Kind, chunks: Sequence[int]) -> list[Work]:
+        return [Work(kind, each, chunk) for batches in rounds for chunk in chunks for each in batches]
+
     chunks = range(virtual_stages)
-    forwards = [
-        Work("forward", micro_batch, chunk)
-        for turn_batches in rounds
-        for chunk in chunks
-        for micro_batch in turn_batches
-    ]
-    backwards = [
-        Work("backward", micro_batch, chunk)
-        for turn_batches in rounds
-        for chunk in reversed(chunks)
-        for micro_batch in turn_batches
-    ]
-    return forwards, backwards
+    return in_order("forward", chunks), in_order("backward", chunks[::-1])
 
 
 def _warmup(schedule: str, stages: int, micro_batches: int, virtual_stages: int, stage: int) -> int:
@@ -149,11 +141,8 @@ def _needs(work: Work, virtual_stage: int, last: int) -> tuple[Kind, int, int] |
     """The work that must be done first: forward on the previous stage; backward on the next (last: its forward)."""
     if work.kind == "forward":
         return ("forward", work.micro_batch, virtual_stage - 1) if virtual_stage else None
-    return (
-        ("backward", work.micro_batch, virtual_stage + 1)
-        if virtual_stage < last
-        else ("forward", work.micro_batch, virtual_stage)
-    )
+    is_last = virtual_stage == last
+    return "forward" if is_last else "backward", work.micro_batch, virtual_stage + (not is_last)
 
 
 def idle(spans: Sequence[WorkSpan], stages: int) -> list[float]:

@@ -104,7 +104,9 @@ def attribute(tapes: Tapes) -> list[RankTimes]:
         elif any(wait.computes for wait in waits):
             _with_compute(waits, tapes, rank_times, waited)
         else:
-            _split(waits, waited)
+            last = max(waits, key=lambda wait: wait.start)
+            for wait in waits:
+                waited.note(wait, wait.start, last.start, last.rank)
     waited.blame(rank_times)
     for times, row in zip(rank_times, tapes, strict=True):
         spans = [(wait[3], wait[4]) for wait in row["tape"]["waits"]]
@@ -236,12 +238,6 @@ class _Waited:
         yield stop - now, piece.late
 
 
-def _split(waits: Sequence[_Wait], waited: _Waited) -> None:
-    last = max(waits, key=lambda wait: wait.start)
-    for wait in waits:
-        waited.note(wait, wait.start, last.start, last.rank)
-
-
 def _with_compute(
     waits: Sequence[_Wait], tapes: Tapes, rank_times: Sequence[RankTimes], waited: _Waited
 ) -> None:
@@ -281,5 +277,4 @@ def _per_step(times: RankTimes, steps: int) -> None:
     for name in (*_ADDED_UP, "waits_for", "wire", "works"):
         total = getattr(times, name)
         is_table = isinstance(total, dict)
-        mean = {key: part / steps for key, part in total.items()} if is_table else total / steps
-        setattr(times, name, mean)
+        setattr(times, name, {k: part / steps for k, part in total.items()} if is_table else total / steps)

@@ -61,12 +61,12 @@ class LayoutRanking:
     `current`: the recipe's own, if it runs on so many."""
 
     ranks: int
-    legal: int
-    ranked: tuple[PlannedLayout, ...]
-    unforetold: tuple[PlannedLayout, ...]
-    misfits: tuple[Misfit, ...]
-    chosen: PlannedLayout | None
-    current: PlannedLayout | Misfit | None
+    legal: int = 0
+    ranked: tuple[PlannedLayout, ...] = ()
+    unforetold: tuple[PlannedLayout, ...] = ()
+    misfits: tuple[Misfit, ...] = ()
+    chosen: PlannedLayout | None = None
+    current: PlannedLayout | Misfit | None = None
 
     def with_chosen(self) -> list[PlannedLayout]:
         """The ranked layouts, and among them the chosen one, which need not be its family's fastest."""
@@ -129,21 +129,15 @@ class Planner:
         if current is not None and current not in choices:
             choices.append(current)
         if not choices:
-            return LayoutRanking(
-                ranks=ranks, legal=0, ranked=(), unforetold=(), misfits=(), chosen=None, current=None
-            )
+            return LayoutRanking(ranks=ranks)
         search = LayoutSearch(self, choices)
-        ranked, unforetold = search.best(judged=True), search.best(judged=False)
+        ranked, unforetold = tuple(search.best(judged=True)), tuple(search.best(judged=False))
         leaders = ranked or unforetold
         return LayoutRanking(
-            ranks=ranks,
-            legal=len(choices),
-            ranked=tuple(ranked),
-            unforetold=tuple(unforetold),
-            misfits=tuple(search.misfits()),
+            ranks=ranks, legal=len(choices), ranked=ranked, unforetold=unforetold, misfits=tuple(search.misfits()),
             chosen=search.plainest(leaders[0]) if leaders else None,
             current=None if current is None else search.fitted_or_not(choices.index(current)),
-        )
+        )  # fmt: skip
 
 
 def is_foretold(choice: Candidate) -> bool:
@@ -208,23 +202,19 @@ class LayoutSearch:
         low, high = (1 / bar, bar) if rank else STAGE3 if published else (1.0, float("inf"))
         cards, device = choice.degrees.ranks, self.planner.device
         peak = device.peak16 if self.planner.numerics.low else device.peak32
-        memory = self.fullest.bytes_of(choice)
         return PlannedLayout(
-            choice=choice,
-            seconds=seconds,
-            low=low * seconds,
-            high=high * seconds,
-            memory=memory,
-            peak_share=float(self.flops[index] / (cards * peak * seconds)),
-            shares=self.step.shares(index),
-            rank=rank,
-            tight=self.is_tight(index),
-        )
+            choice=choice, seconds=seconds, low=low * seconds, high=high * seconds,
+            memory=self.fullest.bytes_of(choice), peak_share=float(self.flops[index] / (cards * peak * seconds)),
+            shares=self.step.shares(index), rank=rank, tight=self.is_tight(index),
+        )  # fmt: skip
 
     def fitted_or_not(self, index: int) -> PlannedLayout | Misfit:
         """The layout at this index: of rank 1 if it is foretold and fits, of rank 0 if it only fits."""
         if self.fits(index):
             return self.planned(index, int(is_foretold(self.choices[index])))
+        return self._misfit(index)
+
+    def _misfit(self, index: int) -> Misfit:
         return Misfit(choice=self.choices[index], memory=self.fullest.bytes_of(self.choices[index]))
 
     def misfits(self) -> Iterator[Misfit]:
@@ -232,10 +222,7 @@ class LayoutSearch:
         for kind in _plain_kinds():
             indices = [i for i, choice in enumerate(self.choices) if kind(choice)]
             if indices and not any(self.fits(i) for i in indices):
-                misfits = [
-                    Misfit(choice=c, memory=self.fullest.bytes_of(c))
-                    for c in map(self.choices.__getitem__, indices)
-                ]
+                misfits = map(self._misfit, indices)
                 yield min(misfits, key=lambda misfit: (misfit.memory.total, misfit.choice.complexity))
 
 

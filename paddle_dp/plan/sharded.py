@@ -127,10 +127,8 @@ def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, prefetch: in
         most = max(most, fetched + copies)
         if at < layers:
             continue
-        local_gradients, remote_gradients = (
-            local_gradients + order[at][owner],
-            remote_gradients + sum(order[at]) - order[at][owner],
-        )
+        local_gradients += order[at][owner]
+        remote_gradients += sum(order[at]) - order[at][owner]
         resident = fetched + copies + local_gradients + remote_gradients + sums
         before = my_sent + their_sent + (ranks - 1) * my_sent
         most = max(most, resident + before)

@@ -46,13 +46,13 @@ def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
     `causal = False` if attention goes both ways. The matrices of each block must belong to attention and an MLP, so
     that another architecture is not taken for one.
     """
-    sizes = {name: getattr(config, name, None) for name in ("width", "depth", "heads", "image", "patch")}
-    width, depth, heads = (size if isinstance(size, int) else 0 for size in list(sizes.values())[:3])
+    names = ("width", "depth", "heads", "image", "patch")
+    width, depth, heads, image, patch = (_integer(config, name) for name in names)
     if not (width and depth and heads):
         return "its settings have no width, depth and heads: products are counted for transformers only"
     length, vocab = length or _integer(config, "length"), float(_integer(config, "vocab"))
-    if isinstance(sizes["image"], int) and isinstance(sizes["patch"], int):
-        length = (sizes["image"] // sizes["patch"]) ** 2
+    if image and patch:
+        length = (image // patch) ** 2
         vocab = _integer(config, "classes") / length  # one score a sample, not one a token
     if not (length and vocab):
         return "its settings have no length and vocab, and no image, patch and classes"
