@@ -25,6 +25,11 @@ COLOURS = {
     "wait": "#e4c1d0", "given": "#1f2933", "link": "#8d99ae",
 }  # fmt: skip
 OTHER = "#d5d9df"
+# By kind of a row: its lane of three and the lane's name; its middle, from the rank's, and its height.
+LANES = {
+    "work": (1, "computes", -0.2, 0.4), "wait": (1, "computes", -0.2, 0.4), "given": (2, "hands over", 0.12, 0.16),
+    "link": (3, "link", 0.32, 0.16),
+}  # fmt: skip
 MOST_NAMED = 24  # buckets per rank
 ROOM = 0.05  # share of the picture's width that a label with a size needs
 LANE = 1.05  # inches per rank
@@ -52,24 +57,19 @@ class TimelineRow:
 
 def trace(rows: Sequence[TimelineRow], degrees: Degrees) -> dict[str, Any]:
     """The rows in the Trace Event Format, which Perfetto reads: a process per rank, a thread per lane."""
-    lanes = {
-        "work": (1, "computes"),
-        "wait": (1, "computes"),
-        "given": (2, "hands over"),
-        "link": (3, "link"),
-    }
+    ranks = sorted({row.rank for row in rows})
     names: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}
-        for rank in sorted({row.rank for row in rows})
-        for tid, name in sorted(set(lanes.values()))
+        for rank in ranks
+        for tid, name in sorted({lane[:2] for lane in LANES.values()})
     ]
     names += [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _called(rank, degrees)}}
-        for rank in sorted({row.rank for row in rows})
+        for rank in ranks
     ]
     events = [
         {
-            "ph": "X", "pid": row.rank, "tid": lanes[row.kind][0], "ts": round(row.start * 1e6, 1),
+            "ph": "X", "pid": row.rank, "tid": LANES[row.kind][0], "ts": round(row.start * 1e6, 1),
             "dur": round((row.stop - row.start) * 1e6, 1),
             "name": {"wait": "waits for others", "link": "message"}.get(row.kind, row.label),
         }
@@ -89,12 +89,7 @@ def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
     figure = timeline_figure(LANE * ranks + 1.5, title)
     axes = figure.subplots()
     for row in rows:
-        middle, height = {
-            "work": (-0.2, 0.4),
-            "wait": (-0.2, 0.4),
-            "given": (0.12, 0.16),
-            "link": (0.32, 0.16),
-        }[row.kind]
+        *_, middle, height = LANES[row.kind]
         axes.barh(
             row.rank + middle, max(row.stop - row.start, end / 1500) * 1e3, left=row.start * 1e3, height=height,
             color=row.colour, linewidth=0,
@@ -106,9 +101,8 @@ def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
             "edgecolor": INK, "linewidth": 0.5},
         )  # fmt: skip
     ticks = [rank + at for rank in range(ranks) for at in (-0.2, 0.12, 0.32)]
-    labels = [
-        text for rank in range(ranks) for text in (f"{_called(rank, degrees)} computes", "hands over", "link")
-    ]
+    names = [f"{_called(rank, degrees)} computes" for rank in range(ranks)]
+    labels = [text for name in names for text in (name, "hands over", "link")]
     axes.set_yticks(ticks, labels, fontsize=8.5, color=INK)
     axes.set(xlim=(0, end * 1e3), ylim=(ranks - 0.45, -0.5))
     axes.set_xlabel("milliseconds", fontsize=9, color=QUIET)
@@ -132,16 +126,14 @@ def _label(row: TimelineRow, end: float) -> str:
 def _legend(figure: Any, rows: Sequence[TimelineRow]) -> None:
     from matplotlib.patches import Patch
 
-    labels = {
+    names = {row.label if row.kind == "work" else row.kind for row in rows}
+    texts = {
         "wait": "waits for others",
         "given": "hands over a gradient or a bucket",
         "link": "messages under way",
     }
-    names = {row.label if row.kind == "work" else row.kind for row in rows}
-    patches = [
-        Patch(color=colour, label=labels.get(name, name)) for name, colour in COLOURS.items() if name in names
-    ]
-    add_legend(figure, patches, 8)
+    colours = {name: colour for name, colour in COLOURS.items() if name in names}
+    add_legend(figure, [Patch(color=c, label=texts.get(name, name)) for name, c in colours.items()], 8)
 
 
 class ExchangeTimeline(Callback):
@@ -202,17 +194,17 @@ class ExchangeTimeline(Callback):
                 *(("wait", "exchange", start, _end_around(start, film)) for start in film.computed_at),
             )
         ]
-        rows_by_rank = self.run.mesh.gather(rows)
-        self.recorded.append((moment.progress.step, [TimelineRow(*row) for row in _numbered(rows_by_rank)]))
+        rows_by_rank = enumerate(self.run.mesh.gather(rows))
+        activities = [TimelineRow(rank, *row) for rank, rank_rows in rows_by_rank for row in rank_rows]
+        self.recorded.append((moment.progress.step, activities))
 
     def _finish(self, moment: Moment) -> None:
         if not self.recorded:
             measured = moment.progress.step > self._first
             print(MEASURED if measured else _lines.nothing_recorded("timeline", self._first), flush=True)
             return
-        step, rows = sorted(self.recorded, key=lambda record: max(row.stop for row in record[1]))[
-            len(self.recorded) // 2
-        ]
+        by_length = sorted(self.recorded, key=lambda record: max(row.stop for row in record[1]))
+        step, rows = by_length[len(by_length) // 2]
         files, folder = Files(), self.run.folder
         files.write(folder / "timeline.json", json.dumps(trace(rows, self.run.mesh.axes)).encode())
         files.write(folder / "timeline.png", draw(rows, f"{self.run.name}, step {step}", self.run.mesh.axes))
@@ -221,10 +213,6 @@ class ExchangeTimeline(Callback):
             f"for ui.perfetto.dev: {folder / 'timeline.json'}",
             flush=True,
         )
-
-
-def _numbered(rows_by_rank: list[list[list[Any]]]) -> list[list[Any]]:
-    return [[rank, *row] for rank, rows in enumerate(rows_by_rank) for row in rows]
 
 
 def _end_around(time: float, film: ExchangeTrace) -> float:

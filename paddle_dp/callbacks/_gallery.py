@@ -41,11 +41,9 @@ class Writes(Protocol):
 def cut_weights(run: Run, learner: Any) -> str:
     """The reason for which a rank's weights are parts of the model's; "" if they are whole. The same on every rank."""
     degrees = run.layout.degrees
-    cut = [
-        f"{axis} {degrees[axis]}" for axis in MODEL_AXES if axis not in GRADIENT_AXES and degrees[axis] > 1
-    ]
-    if cut:
-        return f"the weights are split over ranks ({', '.join(cut)})"
+    axes = [axis for axis in MODEL_AXES if axis not in GRADIENT_AXES and degrees[axis] > 1]
+    if axes:
+        return f"the weights are split over ranks ({', '.join(f'{axis} {degrees[axis]}' for axis in axes)})"
     if learner.weights.collective_forward:
         return "each rank has a part of the weights (sharding in stage 3)"
     return ""
@@ -99,10 +97,8 @@ def _unchanged(learner: Any) -> Iterator[None]:
 
 def _spread(loader: Loader, count: int, batch: int) -> tuple[Sampler, Sequence[int]]:
     """A sampler of `count` held-out samples at equal distances, and their numbers."""
-    available = len(loader.dataset)
-    sampler = Sampler(
-        min(count, available), batch, shuffle=False, dataset_samples=available, seed=loader.sampler.seed
-    )
+    available, seed = len(loader.dataset), loader.sampler.seed
+    sampler = Sampler(min(count, available), batch, shuffle=False, dataset_samples=available, seed=seed)
     return sampler, sampler.order(0).tolist()
 
 
@@ -140,11 +136,8 @@ def _worst(loader: Loader, learner: Any, count: int, scan: int) -> Gallery | Non
     ]  # fmt: skip
     available = len(loader.dataset)
     of = f"{available:,}" if len(indices) == available else f"{len(indices):,} of the {available:,}"
-    return Gallery(
-        sentence=f"The {len(samples)} worst of {of} held-out samples, by their loss.",
-        samples=samples,
-        grid=_grid(samples),
-    )
+    sentence = f"The {len(samples)} worst of {of} held-out samples, by their loss."
+    return Gallery(sentence=sentence, samples=samples, grid=_grid(samples))
 
 
 def _loss_of(loss: Any, outputs: Any, targets: Any, row: int) -> float | None:
@@ -185,11 +178,8 @@ def _grid(samples: Sequence[PredictedSample]) -> bytes | None:
         axes.axis("off")
         is_right = sample.true == sample.predicted
         verdict = f"{sample.true} right" if is_right else f"{sample.true} taken for {sample.predicted}"
-        axes.set_title(
-            f"{verdict} ({sample.probability:.2f})\nloss {sample.loss:.2f}",
-            fontsize=9,
-            color="#1a7f47" if is_right else "#b42318",
-        )
+        title = f"{verdict} ({sample.probability:.2f})\nloss {sample.loss:.2f}"
+        axes.set_title(title, fontsize=9, color="#1a7f47" if is_right else "#b42318")
     return png_of(figure)
 
 

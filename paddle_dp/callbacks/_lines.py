@@ -18,19 +18,9 @@ if TYPE_CHECKING:
 
 # Numbers of a step that are not scores: the line shows them elsewhere, or only metrics.jsonl has them.
 _NO_SCORES = {
-    "loss",
-    "lr",
-    "gradient_norm",
-    "loss_scale",
-    "memory",
-    "samples_per_second",
-    "sent",
-    "seconds_per_step",
-    "slowest_rank",
-    "slowest_times_others",
-    "tokens_per_second",
-    "waiting",
-}
+    "lr", "gradient_norm", "loss_scale", "memory", "samples_per_second", "sent", "seconds_per_step", "slowest_rank",
+    "slowest_times_others", "tokens_per_second", "waiting",
+}  # fmt: skip
 _WAITING = 0.1  # share of time spent waiting for data from which on the line shows it
 
 
@@ -64,9 +54,7 @@ def ranks(run: Run) -> str:
 
 def numbers(metrics: Mapping[str, float]) -> list[str]:
     """["loss 1.2345", "acc1 0.5312"]: the loss and the scores."""
-    return [
-        f"{name} {value:.4f}" for name, value in metrics.items() if name == "loss" or name not in _NO_SCORES
-    ]
+    return [f"{name} {value:.4f}" for name, value in metrics.items() if name not in _NO_SCORES]
 
 
 def step(progress: Progress, metrics: Mapping[str, float]) -> str:
@@ -131,10 +119,8 @@ class Took:
 
     def __str__(self) -> str:
         """ "460 steps in 6.4 s, 0.34 MB a step sent by each rank"; here 1 MB is a million bytes, as for links."""
-        steps = f"{plural(self.steps, 'step')} in {duration(self.seconds)}"
-        return (
-            steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by {self.sender}"
-        )
+        sent = "" if self.sent is None else f", {self.sent / 1e6:.3g} MB a step sent by {self.sender}"
+        return f"{plural(self.steps, 'step')} in {duration(self.seconds)}{sent}"
 
 
 def nothing_recorded(callback: str, first: int) -> str:

@@ -30,12 +30,7 @@ def picture(sample: object) -> np.ndarray | None:
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
         array = array[:, :, None]
-    if (
-        array.ndim != 3
-        or array.shape[2] not in (1, 3, 4)
-        or array.size == 0
-        or array.dtype.kind not in "biuf"
-    ):
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or not array.size or array.dtype.kind not in "biuf":
         return None
     array = np.nan_to_num(array[:, :, : min(array.shape[2], 3)].astype("float32"))
     low, high = array.min(), array.max()

@@ -19,6 +19,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
 
+Numbers = Mapping[str, Any]
 _SAMPLE_COUNT = "held_out"  # in best.json: the samples of the evaluation
 _WAITED = 0.2  # seconds of waiting for the previous checkpoint that are worth a line
 
@@ -50,7 +51,7 @@ class _Writing:
     progress: Progress
     stalled: float = 0.0
     waited: float
-    best: Mapping[str, Any] | None  # the numbers that make it the best
+    best: Numbers | None  # the numbers that make it the best
     next_look: int  # the step after which the ranks poll next
 
     def look_later(self, step: int) -> None:
@@ -115,10 +116,8 @@ class CheckpointCallback(Callback):
             self._warn(f"{error} The training goes on.")
             return
         if moved is not None:
-            names, aside = ", ".join(path.name for path in moved[0]), moved[1]
-            self._warn(
-                f"The training continues from step {step}; later checkpoints ({names}) are now in {aside}."
-            )
+            later = f"later checkpoints ({', '.join(path.name for path in moved[0])}) are now in {moved[1]}"
+            self._warn(f"The training continues from step {step}; {later}.")
 
     def step(self, moment: Moment) -> None:
         if self._saves_at_step(moment.progress.step):
@@ -165,7 +164,7 @@ class CheckpointCallback(Callback):
         self._finish(moment)
         self._save(moment, last=True)
 
-    def _save(self, moment: Moment, best: Mapping[str, Any] | None = None, last: bool = False) -> None:
+    def _save(self, moment: Moment, best: Numbers | None = None, last: bool = False) -> None:
         """Saves this step's checkpoint, unless it exists or is being written. Collective.
 
         `best`: the numbers that make it the best. `last`: saves in the foreground, and a failure is an error.
@@ -229,36 +228,28 @@ class CheckpointCallback(Callback):
             self._tell_failure(moment, error, writing.progress)
             return
         self._writing = None
-        numbers = _seconds(writing.stalled, writing.waited, writing.save.seconds)
-        self._tell(moment, writing.save.path, writing.progress, writing.best, numbers)
+        seconds = _seconds(writing.stalled, writing.waited, writing.save.seconds)
+        self._tell(moment, writing.save.path, writing.progress, writing.best, seconds)
 
     def _tell(
-        self,
-        moment: Moment,
-        path: Path,
-        progress: Progress,
-        best: Mapping[str, Any] | None,
-        numbers: Mapping[str, float],
+        self, moment: Moment, path: Path, progress: Progress, best: Numbers | None, seconds: Numbers
     ) -> None:
         self._saved, self._refused_for = (progress.step, path), ""
-        moment.trainer.tell_saved(path, progress, numbers)
+        moment.trainer.tell_saved(path, progress, seconds)
         self._name_best(path, best)
 
     def _tell_failure(self, moment: Moment, error: NotWrittenError, progress: Progress) -> None:
         """Reports a failed save; the training continues. The first failure for a reason gets the full message, those
         that follow a short one."""
-        at_the_end = (
-            moment.name in ("end", "interrupted") or moment.progress.step >= moment.trainer.total_steps
-        )
+        is_over = moment.progress.step >= moment.trainer.total_steps
         if error.reason and error.reason == self._refused_for:
             if self.run.mesh.is_main:
                 self._warn(checkpoints.still_not(progress.step, error.reason, self.folder))
-        elif at_the_end:
+        elif is_over or moment.name in ("end", "interrupted"):
             self._warn(f"{error.message} One more is tried, the last: make room.")
         else:
-            self._warn(
-                f"{error.message} The training goes on, and tries again at the next checkpoint: make room."
-            )
+            next_one = "The training goes on, and tries again at the next checkpoint: make room."
+            self._warn(f"{error.message} {next_one}")
         self._refused_for = error.reason
         moment.trainer.tell_save_failed(error, progress)
 
@@ -269,12 +260,12 @@ class CheckpointCallback(Callback):
         else:
             self._tidy(path)
 
-    def _name_best(self, path: Path, numbers: Mapping[str, Any] | None) -> None:
+    def _name_best(self, path: Path, numbers: Numbers | None) -> None:
         """Names the checkpoint at `path` the best, if it has the `numbers` for it. Collective."""
         if numbers is not None and self.run.mesh.gather(self._write_best(path, numbers))[0]:
             self._best = float(numbers[str(self.config.best)])
 
-    def _write_best(self, path: Path, numbers: Mapping[str, Any]) -> bool:
+    def _write_best(self, path: Path, numbers: Numbers) -> bool:
         """Writes best.json on the main rank. Returns whether it is written."""
         if not self.run.mesh.is_main:
             return False
@@ -327,11 +318,5 @@ class CheckpointCallback(Callback):
 
 
 def _seconds(stalled: float, waited: float, wrote: float) -> dict[str, float]:
-    return {
-        name: round(value, 4)
-        for name, value in (
-            ("seconds_stalled", stalled),
-            ("seconds_waiting", waited),
-            ("seconds_writing", wrote),
-        )
-    }
+    seconds = {"stalled": stalled, "waiting": waited, "writing": wrote}
+    return {f"seconds_{name}": round(value, 4) for name, value in seconds.items()}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
@@ -31,7 +31,23 @@ _SMALLEST = 8  # columns of the bar itself
 _LEFT = "1:02:03 left"
 
 
-class Bar:
+class Lines:
+    """Plain lines on stdout, as a target of the console."""
+
+    def start(self, progress: Progress) -> None:
+        """Does nothing: stdout is open."""
+
+    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        self.print_line(_lines.step(progress, metrics))
+
+    def print_line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Does nothing: stdout stays open."""
+
+
+class Bar(Lines):
     """A bar on `screen`, a terminal; its rest is hidden, and lines printed with `print_line` stay above it."""
 
     def __init__(
@@ -73,7 +89,6 @@ class Bar:
             self._print_last()
 
     def print_line(self, text: str) -> None:
-        """Prints a line above the bar."""
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._rich.refresh()
 
@@ -107,13 +122,9 @@ class Bar:
             BarColumn(bar_width=None, style="conceal", table_column=Column(ratio=1, min_width=_SMALLEST)),
             text("{task.fields[text]}"),
             text("{task.fields[left]}", justify="right", min_width=len(_LEFT)),
-            console=Console(file=self.screen, force_terminal=True),
-            auto_refresh=False,
-            expand=True,
-            transient=True,
-            redirect_stdout=is_stdout,
-            redirect_stderr=is_stdout,
-        )
+            console=Console(file=self.screen, force_terminal=True), auto_refresh=False, expand=True, transient=True,
+            redirect_stdout=is_stdout, redirect_stderr=is_stdout,
+        )  # fmt: skip
 
     def _epoch(self, number: int) -> str:
         return f"epoch {number}/{self.epochs}"
@@ -141,36 +152,6 @@ class Config:
         return Console(run, self.every)
 
 
-class Sink(Protocol):
-    """A target of the console: lines on stdout, or a bar on a terminal."""
-
-    def start(self, progress: Progress) -> None: ...
-
-    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Shows the numbers of a step."""
-
-    def print_line(self, text: str) -> None:
-        """Prints a line."""
-
-    def close(self) -> None: ...
-
-
-class Lines:
-    """Plain lines on stdout."""
-
-    def start(self, progress: Progress) -> None:
-        """Does nothing: stdout is open."""
-
-    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        self.print_line(_lines.step(progress, metrics))
-
-    def print_line(self, text: str) -> None:
-        print(text, flush=True)
-
-    def close(self) -> None:
-        """Does nothing: stdout stays open."""
-
-
 class Console(Callback):
     """Writes lines to stdout, or draws a bar if that is a terminal; the launcher may name a terminal for the bar
     (PADDLE_DP_TTY).
@@ -182,7 +163,7 @@ class Console(Callback):
 
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
-        self._sinks: list[Sink] = []
+        self._sinks: list[Lines] = []
         self._began, self._first, self._read = 0.0, 0, 0
         self._evaluation: Evaluation | None = None
         self._saved: Path | None = None
@@ -243,7 +224,7 @@ class Console(Callback):
     def failed(self, moment: Moment, error: BaseException) -> None:
         self._close()
 
-    def _opened(self, moment: Moment) -> list[Sink]:
+    def _opened(self, moment: Moment) -> list[Lines]:
         screen = terminal()
         if screen is None:
             return [Lines()]
@@ -259,7 +240,7 @@ class Console(Callback):
     def _close(self) -> None:
         self._on_each(lambda sink: sink.close())
 
-    def _on_each(self, call: Callable[[Sink], None]) -> None:
+    def _on_each(self, call: Callable[[Lines], None]) -> None:
         """Calls each sink. A screen that cannot be written does not end the training: a line is lost, a bar removed."""
         for sink in list(self._sinks):
             try:

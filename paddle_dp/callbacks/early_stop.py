@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from paddle_dp.callbacks import _evaluated_number
 from paddle_dp.callbacks._files import Files
@@ -50,8 +49,7 @@ class EarlyStop(Callback):
         value = _evaluated_number.read(self.config.watch, evaluation, "early_stop.watch")
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
         if self.run.mesh.is_main:
-            content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
-            content["held_out"] = evaluation.samples
+            content = {"watch": self.config.watch, "history": self.history, "held_out": evaluation.samples}
             self._files.write(self.path, json.dumps(content).encode())
         best, waited = self._waited()
         if waited >= self.config.patience and step < moment.trainer.total_steps:
@@ -60,11 +58,9 @@ class EarlyStop(Callback):
 
     def _waited(self) -> tuple[list[float], int]:
         """The best evaluation so far, [step, value], and the number of evaluations since."""
-        best, waited = self.history[0], 0
+        best, waited, watch, by = self.history[0], 0, self.config.watch, self.config.by
         for row in self.history:
-            if row is best or _evaluated_number.better(
-                self.config.watch, row[1], than=best[1], by=self.config.by
-            ):
+            if row is best or _evaluated_number.better(watch, row[1], than=best[1], by=by):
                 best, waited = row, 0
             else:
                 waited += 1

@@ -57,9 +57,8 @@ class Evaluate(Callback):
         """Evaluates, and draws the picture only now, because that may take longer than the evaluation."""
         self._evaluate(moment)
         if self.run.mesh.is_main and self.config.confusion and self._evaluation.confusion is not None:
-            self._files.write(
-                self.run.folder / "confusion.png", draw_confusion(self._evaluation, f"step {self._step}")
-            )
+            drawn = draw_confusion(self._evaluation, f"step {self._step}")
+            self._files.write(self.run.folder / "confusion.png", drawn)
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Writes evaluation.json, also after another caller's evaluation."""

@@ -125,7 +125,7 @@ class Metrics(Callback):
                     *before, start = self._dropped
                     at = {key: getattr(moment.progress, key) for key in ("epoch", "step", "samples")}
                     pause = {"pause_seconds": round(dropped_pause(before, start), 3)}
-                    self._journal.add(_encoded(start | at | pause))
+                    self._journal.add(as_json(start | at | pause).encode())
         self._write(moment, as_fields(refusal))
 
     def measured(self, moment: Moment, measured: StepMeasurement) -> None:
@@ -156,8 +156,5 @@ class Metrics(Callback):
             "event": moment.name, "epoch": progress.epoch, "step": progress.step, "samples": progress.samples,
             "time": round(now, 3), "seconds": round(now - self._began, 3),
         }  # fmt: skip
-        self._journal.add(_encoded(line | {k: v for k, v in more.items() if k not in line}))
-
-
-def _encoded(line: Mapping[str, Any]) -> bytes:
-    return as_json(line).encode()
+        line |= {key: value for key, value in more.items() if key not in line}
+        self._journal.add(as_json(line).encode())

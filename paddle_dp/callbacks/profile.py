@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks import _lines
@@ -21,14 +20,6 @@ from paddle_dp.train import Callback, Moment, Refusal, Run
 from paddle_dp.units import Count, Positive
 
 _DURATION = re.compile(r"\[[0-9.]+ [a-z]+\]$")
-
-
-def tidy(path: Path) -> int:
-    """Rewrites the trace at `path`. Returns its number of slices."""
-    content = json.loads(path.read_text())
-    content["traceEvents"] = tidied(content["traceEvents"])
-    path.write_text(json.dumps(content))
-    return sum(event["ph"] == "X" for event in content["traceEvents"])
 
 
 def tidied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,8 +121,11 @@ class Profile(Callback):
     def _write(self, recorded: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"rank-{self.run.mesh.rank}"
-        recorded.export(str(self.folder / f"{name}.json"), format="json")
-        tidy(self.folder / f"{name}.json")
+        trace = self.folder / f"{name}.json"
+        recorded.export(str(trace), format="json")
+        content = json.loads(trace.read_text())
+        content["traceEvents"] = tidied(content["traceEvents"])
+        trace.write_text(json.dumps(content))
         table = io.StringIO()
         with contextlib.redirect_stdout(table):
             recorded.summary()

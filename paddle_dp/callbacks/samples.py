@@ -102,11 +102,9 @@ class SampleGallery(Callback):
     def _computed(self, moment: Moment) -> Gallery | None:
         from paddle_dp.callbacks import _gallery
 
-        config = self.config
+        config, learner = self.config, moment.trainer.learner
         try:
-            gallery = _gallery.gallery(
-                self.run, moment.trainer.learner, config.count, config.scan, config.tokens
-            )
+            gallery = _gallery.gallery(self.run, learner, config.count, config.scan, config.tokens)
         except Exception as error:  # noqa: BLE001 - a picture must not end a training
             self._print(f"failed: {message_of(error).rstrip('.')}. The training goes on without it.")
             return None

@@ -53,12 +53,9 @@ class SwanLab(_tracker.Tracker):
     def begin_run(self, step: int, settings: Mapping[str, int | float | str]) -> SwanLabRun:
         folder = self.run.folder / "swanlab"
         run_id, is_known = _tracker.run_id(folder / "run_id.txt", lambda: uuid.uuid4().hex[:20])
-        written = (
-            [remove_after(file, step) for file in sorted(folder.glob("run-*/*.swanlab"))] if is_known else []
-        )
-        return SwanLabRun(
-            self.config, folder, self.run.folder.name, run_id, settings, frozenset().union(*written)
-        )
+        files = sorted(folder.glob("run-*/*.swanlab")) if is_known else []
+        written = frozenset().union(*(remove_after(file, step) for file in files))
+        return SwanLabRun(self.config, folder, self.run.folder.name, run_id, settings, written)
 
 
 class SwanLabRun:
@@ -121,9 +118,8 @@ def remove_after(file: Path, step: int) -> frozenset[str]:
     try:
         while data := _next(reader):
             record = Record.FromString(data)
-            entry = next(
-                (getattr(record, kind) for kind in ("scalar", "media") if record.HasField(kind)), None
-            )
+            kind = next(filter(record.HasField, ("scalar", "media")), None)
+            entry = getattr(record, kind) if kind else None
             if entry is None or entry.step <= step:
                 writer.write(data)
             if entry is not None and entry.step == step:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 _LENGTH, _CRC, _PNG_SIZE = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct(">II")
-_UNKNOWN = bytes([15 << 3 | 2])  # the protobuf key of a bytes field 15, which readers skip
 _NO_STEP = b"\x10\x00"  # step 0, two bytes
 
 
@@ -71,7 +70,6 @@ class EventLog:
         self._journal = Journal(self.path)
 
     def scalars(self, numbers: Mapping[str, float], step: int) -> None:
-        """Adds a point to the curve of each tag."""
         self._add(step, [_value(tag, simple_value=float(number)) for tag, number in numbers.items()])
 
     def text(self, tag: str, text: str, step: int) -> None:
@@ -138,10 +136,8 @@ def _bodies(log: bytes) -> Iterator[bytes]:
 def blank(size: int) -> bytes:
     """An Event of `size` bytes that shows nothing. Raises ValueError if there is none."""
     for before in (b"", _NO_STEP, 2 * _NO_STEP):
-        for length in range(max(size - len(before) - 6, 0), size):
-            filled = before + _UNKNOWN + dashboard.varint(length) + bytes(length)
-            if len(filled) == size:
-                return filled
+        if filled := dashboard.padded(before, size):
+            return filled
     raise ValueError(f"no event has {size} bytes")
 
 

@@ -33,9 +33,7 @@ LANE, BAR = 0.62, 0.78  # inches per stage, share of the lane that a bar fills
 
 def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
     """A PNG of a batch's spans, above the same batch with equal stages and sends that take no time."""
-    stages, micro_batches = (
-        1 + max(values) for values in zip(*((s.stage, s.work.micro_batch) for s in spans), strict=True)
-    )
+    stages, micro_batches = 1 + max(s.stage for s in spans), 1 + max(s.work.micro_batch for s in spans)
     each = f", {virtual_stages} stages on each" if virtual_stages > 1 else ""
     head = f"{title}: {schedule}, {stages} ranks{each}, {micro_batches} micro-batches"
     figure = timeline_figure(2 * LANE * stages + 2.1, head)
@@ -69,9 +67,8 @@ def _lanes(axes: Any, spans: Sequence[WorkSpan], stages: int, virtual_stages: in
     length = max(span.stop for span in spans)
     for stage, share in enumerate(idle(spans, stages)):
         axes.barh(stage, length * 1e3, height=BAR, color=GROUND, zorder=1)
-        axes.text(
-            end * 1e3 * 1.012, stage, f"idle {share:.0%}", va="center", fontsize=9, color=QUIET, clip_on=False
-        )
+        right = end * 1e3 * 1.012
+        axes.text(right, stage, f"idle {share:.0%}", va="center", fontsize=9, color=QUIET, clip_on=False)
     for span in spans:
         colour = shade(FORWARD if span.work.kind == "forward" else BACKWARD, span.work.chunk, virtual_stages)
         width = (span.stop - span.start) * 1e3
@@ -157,9 +154,8 @@ class Timeline(Callback):
         if recorder.armed:
             first, *_ = recorder.recordings()
             shares = idle(first.spans, self.run.mesh.axes.pipeline)
-            self.batches.append(
-                {"step": moment.progress.step, "calm": first.calm, "idle": shares, "spans": first.spans}
-            )
+            batch = {"step": moment.progress.step, "calm": first.calm, "idle": shares, "spans": first.spans}
+            self.batches.append(batch)
         self._arm(moment)
 
     def end(self, moment: Moment) -> None:
@@ -209,9 +205,5 @@ def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _row(span: WorkSpan) -> dict[str, Any]:
-    return {
-        "stage": span.stage,
-        **asdict(span.work),
-        "start": round(span.start, 6),
-        "stop": round(span.stop, 6),
-    }
+    times = {"start": round(span.start, 6), "stop": round(span.stop, 6)}
+    return {"stage": span.stage, **asdict(span.work), **times}

@@ -69,9 +69,8 @@ class TrackioRun:
                 for variable in _REMOTE:
                     os.environ.pop(variable, None)
                 # Trackio asks the hub for the user's name, if a token is at hand.
-                stack.enter_context(
-                    mock.patch.object(huggingface_hub, "whoami", side_effect=OSError("local"))
-                )
+                local = mock.patch.object(huggingface_hub, "whoami", side_effect=OSError("local"))
+                stack.enter_context(local)
                 if resumed is not None:
                     database = trackio.SQLiteStorage.get_project_db_path(config.project)
                     self.written = remove_after(database, name, resumed)

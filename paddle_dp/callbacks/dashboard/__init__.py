@@ -21,7 +21,7 @@ from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._pictures import draw_confusion, picture, png
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
-from paddle_dp.callbacks.dashboard.visualdl import Log, clean_tag, flat_settings, varint
+from paddle_dp.callbacks.dashboard.visualdl import Log, clean_tag, flat_settings, padded
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_seeded
 from paddle_dp.mesh import Mesh
@@ -30,7 +30,7 @@ from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Count, Every, Rate
 
-__all__ = ["Config", "CurveLog", "Dashboard", "RankCurves", "clean_tag", "memories", "varint"]
+__all__ = ["Config", "CurveLog", "Dashboard", "RankCurves", "clean_tag", "memories", "padded"]
 
 # The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
 CURVES = {
@@ -210,9 +210,8 @@ class Dashboard(Callback):
 
     def _show_mesh(self, step: int) -> None:
         mesh = self.run.mesh
-        drawn = mesh_picture.draw(
-            mesh.axes, f"{self.run.folder.name}: {_lines.ranks(self.run)} on {mesh.device}"
-        )
+        title = f"{self.run.folder.name}: {_lines.ranks(self.run)} on {mesh.device}"
+        drawn = mesh_picture.draw(mesh.axes, title)
         Files().write(self.run.folder / "mesh.png", drawn)
         if self.log:
             self.log.picture("mesh", drawn, step)
@@ -263,18 +262,13 @@ class RankCurves:
 
         seconds = time.perf_counter() - self._began
         spent = self._stopwatch.read() if self._stopwatch else {}
-        local = [
-            peak_memory(self.mesh.device) / 2**20,
-            *(spent.get(axis, 0.0) / seconds for axis in self._axes),
-        ]
-        gathered = self.mesh.gather_tensor(paddle.to_tensor(local, dtype="float64"))
-        rows = [row.tolist() for row in gathered]
+        shares = [spent.get(axis, 0.0) / seconds for axis in self._axes]
+        local = paddle.to_tensor([peak_memory(self.mesh.device) / 2**20, *shares], dtype="float64")
+        rows = [row.tolist() for row in self.mesh.gather_tensor(local)]
         self.begin()
-        shares = {
-            f"exchange/{axis}": sum(row[1 + n] for row in rows) / len(rows)
-            for n, axis in enumerate(self._axes)
-        }
-        return memories([row[0] for row in rows]) | shares
+        megabytes, *columns = ([*column] for column in zip(*rows, strict=True))
+        means = {f"exchange/{axis}": sum(c) / len(c) for axis, c in zip(self._axes, columns, strict=True)}
+        return memories(megabytes) | means
 
 
 def memories(megabytes: list[float]) -> dict[str, float]:

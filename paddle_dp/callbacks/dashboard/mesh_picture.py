@@ -28,9 +28,9 @@ def draw(degrees: Degrees, title: str) -> bytes:
     """A PNG of all ranks of `degrees`."""
     split = sorted(degrees.facts, key=AXES.__contains__)  # ranks on no axis stand above
     outer = _with_idle(degrees, frame(degrees, degrees.split_axes, {}))
-    legend = [f"{axis} {degrees[axis]}: ranks {RANK_FACTS[axis].role}" for axis in split] or [
-        "one process: nothing is split"
-    ]
+    facts = {axis: RANK_FACTS[axis] for axis in split}
+    legend = {f"{axis} {degrees[axis]}: ranks {f.role}": COLOURS[f.colour] for axis, f in facts.items()}
+    legend = legend or {"one process: nothing is split": "black"}
     width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
     scale = min(1.0, 16 / width, 14 / height)
     figure = new_figure(width * scale, height * scale, dpi=110)
@@ -42,16 +42,9 @@ def draw(degrees: Degrees, title: str) -> bytes:
     while heading.get_window_extent().x1 > 0.98 * figure.bbox.width:  # hinted glyphs shrink in steps
         heading.set_fontsize(0.95 * heading.get_fontsize())
     _paint(axes, outer, ((width - outer.width) / 2, 0.45), size)
-    for line, text in enumerate(legend):
-        color = COLOURS[RANK_FACTS[split[line]].colour] if split else "black"
-        axes.text(
-            MARGIN,
-            0.68 + outer.height + 0.3 * line,
-            f"■ {text}",
-            fontsize=0.9 * size,
-            va="center",
-            color=color,
-        )
+    for line, (text, color) in enumerate(legend.items()):
+        down = 0.68 + outer.height + 0.3 * line
+        axes.text(MARGIN, down, f"■ {text}", fontsize=0.9 * size, va="center", color=color)
     return png_of(figure)
 
 
@@ -60,11 +53,11 @@ def frame(degrees: Degrees, split: Sequence[str], coords: dict[str, int]) -> Fra
     side."""
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
-    axis, inner = split[0], split[1:]
-    frames = []
-    for coord in range(degrees[axis]):
-        inner_frame = frame(degrees, inner, {**coords, axis: coord})
-        frames.append(_framed(f"{axis} {coord}", axis, inner_frame))
+    axis, *inner = split
+    frames = [
+        _framed(f"{axis} {coord}", axis, frame(degrees, inner, {**coords, axis: coord}))
+        for coord in range(degrees[axis])
+    ]
     columns = 1 if axis == "pipeline" else min(degrees[axis], ROW)
     width, height = frames[0].width + MARGIN, frames[0].height + MARGIN
     content = [
@@ -81,15 +74,11 @@ def _with_idle(degrees: Degrees, workers: Frame) -> Frame:
     if not boxes:
         return workers
     step = BOX[0] + MARGIN
-    row = Frame(
-        "", "", len(boxes) * step - MARGIN, BOX[1], [(n * step, 0.0, box) for n, box in enumerate(boxes)]
-    )
+    side_by_side = [(n * step, 0.0, box) for n, box in enumerate(boxes)]
+    row = Frame("", "", len(boxes) * step - MARGIN, BOX[1], side_by_side)
     above = _framed("servers", "servers", row)
-    width = max(above.width, workers.width)
-    down = above.height + MARGIN
-    content = [
-        ((width - row_frame.width) / 2, y, row_frame) for y, row_frame in ((0.0, above), (down, workers))
-    ]
+    width, down = max(above.width, workers.width), above.height + MARGIN
+    content = [((width - each.width) / 2, y, each) for y, each in ((0.0, above), (down, workers))]
     return Frame("", "", width, down + workers.height, content)
 
 

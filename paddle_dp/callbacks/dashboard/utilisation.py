@@ -21,31 +21,18 @@ from paddle_dp.data.sample import read_sample
 from paddle_dp.train import Run
 
 # The first entry with all its words in the device's name applies.
-PEAKS = (
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H200 NVL", 835e12),
-    ("H100", 989e12),
-    ("H200", 989e12),
-    ("A100", 312e12),
-    ("A40", 149.7e12),
-    ("A30", 165e12),
-    ("A10", 125e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-    ("V100-PCIE", 112e12),
-    ("V100", 125e12),
-    ("T4", 65e12),
-)
+PEAKS = {
+    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "H100": 989e12, "H200": 989e12,
+    "A100": 312e12, "A40": 149.7e12, "A30": 165e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12,
+    "V100-PCIE": 112e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
 
 
 def peak_of(name: str) -> float | None:
     """The peak of the device with this name ("NVIDIA A100-SXM4-80GB"), or None if the table lacks it."""
     tokens = name.replace("-", " ").replace("_", " ").lower().split()
-    for known, peak in PEAKS:
-        if all(token in tokens for token in known.replace("-", " ").lower().split()):
-            return peak
-    return None
+    known = (name for name in PEAKS if {*name.replace("-", " ").lower().split()} <= {*tokens})
+    return PEAKS.get(next(known, ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +59,11 @@ def has_peak(run: Run, peak_flops: float | None) -> bool:
 
 def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     """The utilisation of this run's model, or the reason why it is unknown."""
+    import paddle
+
     from paddle_dp.model.traced import traced_model
 
-    peak = peak_flops or _peak_here()
+    peak = peak_flops or peak_of(paddle.device.get_device_name())
     if peak is None or run.recipe is None:
         return "the peak of this device is not known: set the dashboard's peak_flops"
     dataset = run.train_loader.dataset
@@ -89,9 +78,3 @@ def count(run: Run, peak_flops: float | None) -> Utilisation | str:
         return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
     devices = 1 if run.mesh.computes_on == "cpu" else run.recipe.strategy.config.accelerators
     return Utilisation(flops=round(flops), peak=devices * peak)
-
-
-def _peak_here() -> float | None:
-    import paddle
-
-    return peak_of(paddle.device.get_device_name())

@@ -63,13 +63,21 @@ def _blank(size: int) -> bytes:
     # Some sizes are not reachable with the shorter tag and any length of the padding.
     for tag in ("-", "--"):
         note: bytes = record(values=[record.Value(tag=tag, meta_data=record.MetaData())]).SerializeToString()
-        for length in range(max(size - len(note) - 6, 0), size - len(note) - 1):
-            filled = note + _UNKNOWN + varint(length) + bytes(length)
-            if len(filled) == size:
-                return filled
+        if filled := padded(note, size):
+            return filled
         if len(note) == size:
             return note
     raise ValueError(f"no record has {size} bytes")
+
+
+def padded(message: bytes, size: int) -> bytes:
+    """The protobuf message with an unknown field as padding, of `size` bytes in all; b"" if no padding has such a
+    length."""
+    for length in range(max(size - len(message) - 6, 0), size - len(message) - 1):
+        filled = message + _UNKNOWN + varint(length) + bytes(length)
+        if len(filled) == size:
+            return filled
+    return b""
 
 
 def varint(number: int) -> bytes:
@@ -145,7 +153,6 @@ class Log:
         self._journal = Journal(self.path)
 
     def scalars(self, numbers: Mapping[str, float], step: int) -> None:
-        """Adds a point to the curve of each tag."""
         tags = ((clean_tag(tag), float(value)) for tag, value in numbers.items())
         fresh = [(tag, value) for tag, value in tags if self._latest.get(tag, -1) < step]
         if fresh:
