@@ -46,14 +46,13 @@ class Goodput:
         """ "goodput 71%: of 120 s in 3 attempts, 85.2 s went into the 1200 updates that count, …"."""
         other = max(self.seconds - self.updating - self.restarting, 0.0)
         return (
-            f"goodput {self.share:.0%}: of {_time(self.seconds)} in {plural(self.attempts, 'attempt')}, "
-            f"{_time(self.updating)} went into the {plural(self.updates, 'update')} that count, "
-            f"{_time(self.restarting)} into starts and repeated updates, {_time(other)} into checkpoints and other "
-            "callbacks"
+            f"goodput {self.share:.0%}: of {timespan(self.seconds)} in {plural(self.attempts, 'attempt')}, "
+            f"{timespan(self.updating)} went into the {plural(self.updates, 'update')} that count, "
+            f"{timespan(self.restarting)} into starts and repeated updates, {timespan(other)} into checkpoints and "
+            "other callbacks"
         )
 
     def as_fields(self) -> dict[str, float]:
-        """The fields of a JSON object."""
         return {
             "goodput": round(self.share, 4), "attempts": self.attempts, "updates": self.updates,
             "seconds": round(self.seconds, 3), "seconds_updating": round(self.updating, 3),
@@ -182,11 +181,9 @@ def goodput(lines: Iterable[Mapping[str, Any]]) -> Goodput | None:
     )  # fmt: skip
 
 
-def _time(seconds: float) -> str:
-    """ "85.2 s", "12 min 5 s", "3 h 20 min"."""
-    if seconds < 600:
+def timespan(seconds: float, shortest: float = 600.0) -> str:
+    """ "85.2 s", "12 min 5 s", "3 h 20 min"; in seconds alone if it is shorter than `shortest` of them."""
+    if seconds < shortest:
         return duration(seconds) if seconds else "0 s"
-    minutes = round(seconds) // 60
-    return (
-        f"{minutes} min {round(seconds) % 60} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

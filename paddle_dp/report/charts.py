@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 Point = tuple[float, float]
 
@@ -35,10 +36,8 @@ def thinned(curve: Curve) -> Curve:
     points = sorted(curve.points)
     if len(points) <= MOST_POINTS:
         return curve
-    buckets = [
-        points[i * len(points) // MOST_POINTS : (i + 1) * len(points) // MOST_POINTS]
-        for i in range(MOST_POINTS)
-    ]
+    edges = [i * len(points) // MOST_POINTS for i in range(MOST_POINTS + 1)]
+    buckets = [points[first:end] for first, end in pairwise(edges)]
     means = [(b[len(b) // 2][0], sum(y for _, y in b) / len(b)) for b in buckets]
     bounds = [(min(y for _, y in b), max(y for _, y in b)) for b in buckets]
     return Curve(label=curve.label, points=means, bounds=bounds, dots=False, colour=curve.colour)
@@ -79,9 +78,8 @@ class _Axis:
     @property
     def ticks(self) -> list[float]:
         if self.is_log:
-            decades = [
-                10.0**n for n in range(math.ceil(math.log10(self.low)), int(math.log10(self.high)) + 1)
-            ]
+            first, last = math.ceil(math.log10(self.low)), int(math.log10(self.high))
+            decades = [10.0**n for n in range(first, last + 1)]
             if len(decades) > 1:
                 return decades[:: -(-len(decades) // 5)]
         return ticks(self.low, self.high)
@@ -117,9 +115,8 @@ def line_chart(
     curves = [thinned(curve) for curve in curves if curve.points]
     if not curves:
         return ""
-    heights = [
-        y for curve in curves for pair in (*curve.bounds, *((y, y) for _, y in curve.points)) for y in pair
-    ]
+    heights = [y for curve in curves for _, y in curve.points]
+    heights += [bound for curve in curves for bounds in curve.bounds for bound in bounds]
     x = _axis([x for curve in curves for x, _ in curve.points], LEFT, WIDTH - RIGHT, False, 0.0)
     y = _axis(heights, HEIGHT - BOTTOM, TOP, may_be_log, 0.05)
     shapes = [*_grid(x, y, x_label)]
@@ -155,10 +152,9 @@ def _grid(x: _Axis, y: _Axis, x_label: str) -> list[str]:
         for tick in x.ticks
         if x(tick) < WIDTH - 60
     ]
-    label = (
-        f'<text x="{WIDTH - RIGHT}" y="{floor + 16}" text-anchor="end" class="unit">{escape(x_label)}</text>'
-    )
-    base = f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>'
+    right = WIDTH - RIGHT
+    label = f'<text x="{right}" y="{floor + 16}" text-anchor="end" class="unit">{escape(x_label)}</text>'
+    base = f'<line class="base" x1="{LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>'
     return [*rows, *columns, label, base]
 
 

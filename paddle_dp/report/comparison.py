@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from paddle_dp.errors import UsageError
 from paddle_dp.report.charts import Curve, line_chart
-from paddle_dp.report.facts import STATES, main_scores, timespan
+from paddle_dp.report.facts import MEASURED, STATES, main_scores, split_facts, timespan
 from paddle_dp.report.html_page import Html, legend, note, page, paragraph, section, table, write_page
 from paddle_dp.report.report import NAME
 from paddle_dp.report.run_record import RunRecord, read_run
@@ -26,16 +26,8 @@ _IGNORED = ("name", "output_dir")
 _MOST_TEXT = 120  # characters of a setting
 _MOST_SCORES = 12
 _POSITIONS = {
-    "step": "steps",
-    "samples": "samples",
-    "elapsed": "seconds",
-    "sent_bytes": "bytes sent by a rank",
-}
-_BY_STEP = {
-    "lr": "learning rate",
-    "gradient_norm": "gradient norm",
-    "samples_per_second": "samples per second",
-}
+    "step": "steps", "samples": "samples", "elapsed": "seconds", "sent_bytes": "bytes sent by a rank",
+}  # fmt: skip
 
 Row = tuple[str, ...]
 
@@ -107,9 +99,8 @@ class RunComparison:
         sentences = []
         for run, label in zip(self.runs, self.labels, strict=True):
             if not run.events:
-                sentences.append(
-                    f"{label} has no metrics.jsonl (the callback `metrics`), so no scores and no curves."
-                )
+                absent = "has no metrics.jsonl (the callback `metrics`), so no scores and no curves."
+                sentences.append(f"{label} {absent}")
             if not run.recipe:
                 sentences.append(f"{label} has no recipe: its settings cannot be compared.")
         digests = {_test_digest(run) for run in self.runs} - {""}
@@ -122,21 +113,10 @@ class RunComparison:
     def _chance(self) -> str:
         """A sentence if the main accuracy of all runs lies within what chance allows."""
         for name in self.score_names[:1]:
-            last = {
-                label: run.curve("evaluated", name)[-1:]
-                for run, label in zip(self.runs, self.labels, strict=True)
-            }
-            limits = [
-                run.bounds(name, points[0][1])
-                for run, points in zip(self.runs, last.values(), strict=True)
-                if points
-            ]
+            limits = [run.bounds(name, y) for run in self.runs for _, y in run.curve("evaluated", name)[-1:]]
             known = [limit for limit in limits if limit]
-            if (
-                len(known) > 1
-                and len(known) == len(limits)
-                and max(a for a, _ in known) <= min(b for _, b in known)
-            ):
+            overlap = known and max(low for low, _ in known) <= min(high for _, high in known)
+            if overlap and len(known) == len(limits) > 1:
                 return f"{name}: the 95 % intervals of the runs overlap, so the differences may be chance."
         return ""
 
@@ -147,16 +127,15 @@ class RunComparison:
                       *(("evaluated", name, f"held-out {name}") for name in self.score_names)]  # fmt: skip
         for event, name, title in quantities:
             yield from (self._chart(event, name, title, x) for x in _POSITIONS)
-        yield from (self._chart("step", key, title, "step") for key, title in _BY_STEP.items())
+        yield from (self._chart("step", key, title, "step") for key, title in MEASURED.items())
 
     def _chart(self, event: str, name: str, title: str, x: str) -> Html:
         curves = [
             Curve(label=label, points=run.curve(event, name, x), dots=event == "evaluated", colour=index)
             for index, (run, label) in enumerate(zip(self.runs, self.labels, strict=True))
         ]
-        return line_chart(
-            f"{title}, over {_POSITIONS[x]}", curves, _POSITIONS[x].split()[0], may_be_log=name != "lr"
-        )
+        over = _POSITIONS[x]
+        return line_chart(f"{title}, over {over}", curves, over.split()[0], may_be_log=name != "lr")
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:
@@ -201,9 +180,7 @@ def _layout(run: RunRecord) -> str:
 
 
 def _test_digest(run: RunRecord) -> str:
-    data = run.certificate.get("data")
-    test = data.get("test") if isinstance(data, dict) else None
-    digest = test.get("digest") if isinstance(test, dict) else None
+    digest = split_facts(run, "test").get("digest")
     return f"{digest}, {run.last('evaluated').get('held_out')} samples" if digest else ""
 
 
@@ -212,23 +189,19 @@ def read_runs(folders: Sequence[Path]) -> RunComparison:
     if len(folders) < 2:
         raise UsageError("compare needs two runs or more: paddle-dp compare runs/NAME runs/OTHER")
     real = [folder.resolve() for folder in folders]
-    if twice := next(
-        (folder for folder, path in zip(folders, real, strict=True) if real.count(path) > 1), None
-    ):
-        raise UsageError(f"{twice} is given twice: name each run once.")
+    for folder, path in zip(folders, real, strict=True):
+        if real.count(path) > 1:
+            raise UsageError(f"{folder} is given twice: name each run once.")
     names = [path.name for path in real]
-    labels = [
-        name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)
-    ]
+    labels = [n if names.count(n) == 1 else str(folder) for n, folder in zip(names, folders, strict=True)]
     return RunComparison([read_run(folder) for folder in folders], labels)
 
 
 def write_comparison(comparison: RunComparison, path: Path) -> None:
     """Writes the page. Raises UsageError if it cannot be written."""
     if path.is_dir():
-        raise UsageError(
-            f"--html {path}: this is a folder, and --html takes the file to write, such as compare.html."
-        )
+        wrong = "this is a folder, and --html takes the file to write, such as compare.html."
+        raise UsageError(f"--html {path}: {wrong}")
     try:
         write_page(path, comparison_page(comparison, path.parent))
     except OSError as error:
@@ -240,16 +213,15 @@ def comparison_page(comparison: RunComparison, folder: Path) -> Html:
     runs, labels = comparison.runs, comparison.labels
     count = plural(len(runs), "run")
     same = "The recipes have the same settings." if all(run.recipe for run in runs) else ""
-    head = ("setting", *labels)
     charts = "".join(comparison.charts())
+    absent = {"Settings that differ": paragraph(same)}
+    contents = ((title, table(head, rows)) for title, head, rows in tables(comparison))
     body = [
         f'<p class="quiet">paddle_dp · comparison</p><h1>{escape(" · ".join(labels))}</h1>',
         legend({label: index for index, label in enumerate(labels)}),
         _links(runs, labels, folder),
         *(note(sentence, "warn") for sentence in comparison.warnings),
-        section("Settings that differ", table(head, comparison.differences) or paragraph(same)),
-        section("Ranks, machines and versions that differ", table(head, comparison.circumstances)),
-        section("Results", table(("result", *labels), comparison.results)),
+        *(section(title, content or absent.get(title, "")) for title, content in contents),
         section("Curves", f'<div class="charts">{charts}</div>' if charts else ""),
     ]
     return page(f"{count} compared", body)
@@ -266,7 +238,7 @@ def _links(runs: Sequence[RunRecord], labels: Sequence[str], folder: Path) -> Ht
 
 
 def tables(comparison: RunComparison) -> Iterator[tuple[str, Sequence[str], Sequence[Row]]]:
-    """(title, head, rows) of the tables for a terminal."""
+    """(title, head, rows) of the tables."""
     head = ("setting", *comparison.labels)
     yield "Settings that differ", head, comparison.differences
     yield "Ranks, machines and versions that differ", head, comparison.circumstances

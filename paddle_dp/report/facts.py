@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.report.run_record import RunRecord
-from paddle_dp.text import duration
+from paddle_dp.plan import goodput
+from paddle_dp.report.run_record import Json, RunRecord
 
 STATES = {
     "done": ("finished", "good"), "stopped": ("stopped", "warn"), "failed": ("failed", "bad"),
     "open": ("no end on record", "warn"),
 }  # fmt: skip
+MEASURED = {
+    "lr": "learning rate", "gradient_norm": "gradient norm", "samples_per_second": "samples per second",
+}  # fmt: skip
 MOST_ROWS = 50  # of a table
 MOST_CURVES = 12  # charts of scores
 
 
-def timespan(seconds: float) -> str:
-    """ "12.5 s", "3 min 20 s", "2 h 5 min"."""
-    if seconds < 120:
-        return duration(seconds)
-    minutes = round(seconds) // 60
-    if minutes < 120:
-        return f"{minutes} min {round(seconds) % 60} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+timespan = partial(goodput.timespan, shortest=120.0)  # "12.5 s", "3 min 20 s", "2 h 5 min"
 
 
 def component_name(entry: Any) -> str:
@@ -37,10 +34,15 @@ def setting(run: RunRecord, section_name: str, key: str) -> Any:
     return entry.get(key) if isinstance(entry, dict) else None
 
 
-def sample_count(run: RunRecord, split: str) -> int:
+def split_facts(run: RunRecord, split: str) -> Json:
+    """The certificate's facts of the training data ("train") or the held-out data ("test"); {} without any."""
     data = run.certificate.get("data")
     facts = data.get(split) if isinstance(data, dict) else None
-    count = facts.get("samples") if isinstance(facts, dict) else None
+    return facts if isinstance(facts, dict) else {}
+
+
+def sample_count(run: RunRecord, split: str) -> int:
+    count = split_facts(run, split).get("samples")
     return count if type(count) is int else 0
 
 

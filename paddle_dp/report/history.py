@@ -30,36 +30,23 @@ def attempts(run: RunRecord) -> Html:
         if end.status and not any(start <= end.ended for start in begun)
     ]
     refused = [
-        (
-            int(number(line.get("refused_step")) or line["step"]),
-            str(line.get("action", "")),
-            str(line.get("why", "")),
-        )
+        (int(number(line.get("refused_step")) or line["step"]), *(str(line.get(k, "")) for k in ("action", "why")))
         for line in run.events.get("refused", ())
-    ][-MOST_ROWS:]
-    failed_saves = [
-        (int(line["step"]), str(line.get("message"))) for line in run.events.get("save_failed", ())
-    ]
+    ]  # fmt: skip
+    failures = run.events.get("save_failed", ())
+    failed_saves = [(int(line["step"]), str(line.get("message"))) for line in failures]
     has_story = len(rows) > 1 or run.ending[0] != "done"
     plain = paragraph("One attempt, without a restart, a refused update or a failed checkpoint.")
     body = [
         table(("attempt", "began (UTC)", "ranks", "steps", "end"), rows[-MOST_ROWS:] if has_story else ()),
         table(("log", "ended with", "cause, before any update"), before),
-        table(("step", "refused update", "reason"), refused),
+        table(("step", "refused update", "reason"), refused[-MOST_ROWS:]),
         table(("step", "checkpoint that could not be written"), failed_saves[-MOST_ROWS:]),
     ]
-    goes_on = (
-        run.ending[0] in ("stopped", "failed", "open")
-        and run.recipe
-        and (run.folder / "checkpoints").is_dir()
-    )
-    return section(
-        "Restarts and failures",
-        *(body if any(body) else [plain]),
-        paragraph("It goes on from its newest checkpoint with:") + _train(run, " --resume")
-        if goes_on
-        else "",
-    )
+    body = body if any(body) else [plain]
+    if run.ending[0] != "done" and run.recipe and (run.folder / "checkpoints").is_dir():
+        body += [paragraph("It goes on from its newest checkpoint with:") + _train(run, " --resume")]
+    return section("Restarts and failures", *body)
 
 
 def _train(run: RunRecord, more: str = "") -> Html:
@@ -73,10 +60,8 @@ def _train(run: RunRecord, more: str = "") -> Html:
 
 
 def environment(run: RunRecord) -> Html:
-    rows: list[tuple[str, str]] = []
     attempt, facts = run.attempt, run.last("measured").get("facts") or {}
-    for name, version in dict(attempt.get("versions") or {}).items():
-        rows.append((str(name), str(version)))
+    rows = [(str(name), str(version)) for name, version in dict(attempt.get("versions") or {}).items()]
     for key, label in (("host", "machine"), ("device", "device")):
         if value := attempt.get(key) or run.last("start").get(key):
             rows.append((label, str(value)))

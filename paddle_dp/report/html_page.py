@@ -35,9 +35,8 @@ def page(title: str, body: Iterable[Html]) -> Html:
 def write_page(path: Path, content: Html) -> None:
     """Writes a page, whole or not at all. Raises OSError."""
     with replacing(path) as partial:
-        partial.write_text(
-            content, "utf-8", errors="replace"
-        )  # a lone surrogate of a file's name has no UTF-8
+        # A lone surrogate of a file's name has no UTF-8.
+        partial.write_text(content, "utf-8", errors="replace")
 
 
 def paragraph(text: str, kind: str = "") -> Html:

@@ -13,6 +13,7 @@ from paddle_dp.report.facts import (
     component_name,
     degrees_of,
     main_scores,
+    recipe_path,
     sample_count,
     setting,
     timespan,
@@ -27,12 +28,11 @@ from paddle_dp.text import plural
 def headline(run: RunRecord) -> Html:
     state, sentence = run.ending
     shown, kind = STATES[state]
-    facts = note(sentence, kind) if state != "done" else ""
     body = [
         f'<p class="quiet">paddle_dp · report of one training</p><h1>{escape(run.name)}</h1>',
         f'<p><span class="state {kind}">{shown}</span></p>',
         paragraph(_story(run)),
-        facts,
+        note(sentence, kind) if state != "done" else "",
         tiles([*_score_tiles(run), *_tiles(run)]),
         *(note(text, "warn") for text in run.notes),
     ]
@@ -41,31 +41,25 @@ def headline(run: RunRecord) -> Html:
 
 def _story(run: RunRecord) -> str:
     """A few sentences: the model, its data, how long on which ranks, and the samples of its scores."""
-    model, dataset, loss, optimizer = (
-        component_name(run.recipe.get(k)) for k in ("model", "dataset", "loss", "optimizer")
-    )
+    keys = ("model", "dataset", "loss", "optimizer")
+    model, dataset, loss, optimizer = (component_name(run.recipe.get(key)) for key in keys)
     samples, test_samples, degrees = sample_count(run, "train"), sample_count(run, "test"), degrees_of(run)
-    trained = (
-        f"The model {model} was trained on the data set {dataset}"
-        if model
-        else "A script's model was trained"
-    )
+    named = f"The model {model} was trained on the data set {dataset}"
+    trained = named if model else "A script's model was trained"
     trained += f" ({samples:,} samples)" if samples else ""
     batch = setting(run, "train", "batch")
     steps = plural(run.step, "update") + (f" of {batch} samples" if batch else "")
     ranks = "one process" if run.ranks == 1 else f"{run.ranks} ranks" + (f" ({degrees})" if degrees else "")
     device = run.last("start").get("device") or run.attempt.get("device")
     machine = ", ".join([ranks, *([str(device)] if device else [])])
-    sentences = [
-        f"{trained}: {steps} on {machine}" + (f", in {timespan(run.seconds)}." if run.seconds else ".")
-    ]
+    duration = f", in {timespan(run.seconds)}" if run.seconds else ""
+    sentences = [f"{trained}: {steps} on {machine}{duration}."]
     sentences += [f"Loss: {loss}, optimizer: {optimizer}."] if loss and optimizer else []
     if not run.events.get("evaluated"):
         sentences.append("It was not evaluated on held-out samples.")
     elif evaluated := int(number(run.last("evaluated").get("held_out")) or test_samples):
-        count = (
-            f"all {evaluated:,}" if evaluated >= test_samples else f"{evaluated:,} of the {test_samples:,}"
-        )
+        is_all = evaluated >= test_samples
+        count = f"all {evaluated:,}" if is_all else f"{evaluated:,} of the {test_samples:,}"
         sentences.append(f"Scores are over {count} held-out samples, which it did not learn from.")
     return " ".join(sentences)
 
@@ -104,7 +98,6 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
 def proof(run: RunRecord) -> Html:
     attempt, folder = run.attempt, run.folder
     sentence = attempt.get("proof")
-    recipe = shlex.quote(str(folder / "recipe.yaml"))
     if attempt.get("verdict"):
         since = f"; these are the updates since step {attempt.get('from')}" if len(run.attempts) > 1 else ""
         proven = str(sentence or "paddle-dp verify compared just this training with one process")
@@ -114,45 +107,37 @@ def proof(run: RunRecord) -> Html:
     elif run.ranks == 1:
         body = [
             paragraph("One process trained it: this is the result that others are compared with."),
-            command(f"paddle-dp verify {recipe} --ranks 2") if run.recipe else "",
+            command(f"paddle-dp verify {recipe_path(run)} --ranks 2") if run.recipe else "",
         ]
     elif "proof" not in attempt:
         body = [note("Not proven: the training left no verdict on record.", "warn")]
     elif run.recipe:
         body = [note("Not proven: this strategy learns something else than one process, on purpose.", "warn")]
     else:
-        body = [
-            note("Not proven: paddle-dp verify compares recipes, and this training is a script's.", "warn")
-        ]
-    body.append(
-        paragraph(
-            "Proven means: the first steps of this recipe, code and data, on as many ranks, were computed on one "
-            "process, too, and every gradient and update was equal but for rounding.",
-            "quiet",
-        )
-    )
-    differences = [str(each) for row in run.attempts[-1:] for each in row.get("differences") or ()]
+        script = "paddle-dp verify compares recipes, and this training is a script's."
+        body = [note(f"Not proven: {script}", "warn")]
+    body.append(paragraph(_PROVEN, "quiet"))
+    differences = attempt.get("differences") or ()
     body += [note(f"Not as on one process: {difference}", "warn") for difference in differences]
     if run.certificate:
         data = [
             (split, facts.get("samples", ""), str(facts.get("digest", ""))[:12])
             for split, facts in dict(run.certificate.get("data") or {}).items()
         ]
+        saved = [row for each in run.attempts for row in each.get("saved") or ()]
+        digests = [(row["step"], str(row.get("model"))[:12]) for row in saved]
         replay = " --replay 1" if run.certificate.get("replay") else ""
-        body += [
-            details(
-                "The certificate: data, weights, and how to check them",
-                table(("data", "samples", "digest"), data),
-                table(("checkpoint of step", "digest of its weights"), _saved(run)),
-                paragraph(
-                    "Compare the checkpoints with these digests, and train a part again on one process:"
-                ),
-                command(f"paddle-dp certificate {shlex.quote(str(folder))}{replay}"),
-            )
+        content = [
+            table(("data", "samples", "digest"), data),
+            table(("checkpoint of step", "digest of its weights"), digests[-MOST_ROWS:]),
+            paragraph("Compare the checkpoints with these digests, and train a part again on one process:"),
+            command(f"paddle-dp certificate {shlex.quote(str(folder))}{replay}"),
         ]
+        body.append(details("The certificate: data, weights, and how to check them", *content))
     return section("What was proven", *body)
 
 
-def _saved(run: RunRecord) -> list[tuple[int, str]]:
-    rows = [(row["step"], str(row.get("model"))[:12]) for a in run.attempts for row in a.get("saved") or ()]
-    return rows[-MOST_ROWS:]
+_PROVEN = (
+    "Proven means: the first steps of this recipe, code and data, on as many ranks, were computed on one process, too, "
+    "and every gradient and update was equal but for rounding."
+)

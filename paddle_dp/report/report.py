@@ -32,8 +32,6 @@ def report_page(run: RunRecord) -> Html:
         try:
             body.append(draw(run))
         except Exception as error:  # noqa: BLE001 - a file of another version may hold anything
-            name = draw.__name__.replace("_", " ")
-            body.append(
-                note(f"The section «{name}» could not be made: {type(error).__name__}: {error}", "warn")
-            )
+            name, reason = draw.__name__.replace("_", " "), f"{type(error).__name__}: {error}"
+            body.append(note(f"The section «{name}» could not be made: {reason}", "warn"))
     return page(f"{run.name}: report", body)

@@ -35,13 +35,9 @@ def layout(run: RunRecord) -> Html:
     else:
         idle = [rank for rank in range(degrees.ranks) if not degrees.reads(rank)]
         spans = "".join(f'<span class="rank">rank {rank} (server)</span>' for rank in idle)
-        frame = (
-            f'<div class="frame c{facts["servers"].colour}"><span>servers</span><div class="in">{spans}</div></div>'
-            if spans else ""
-        )  # fmt: skip
-        picture = (
-            f'<div class="card"><div class="in">{frame}{_frames(degrees, degrees.split_axes, {})}</div></div>'
-        )
+        frame = _framed("servers", facts["servers"].colour, spans) if spans else ""
+        frames = _frames(degrees, degrees.split_axes, {})
+        picture = f'<div class="card"><div class="in">{frame}{frames}</div></div>'
     return section("Layout", paragraph(text), picture, legend(roles))
 
 
@@ -51,11 +47,14 @@ def _frames(degrees: Degrees, axes: Sequence[str], coords: Mapping[str, int]) ->
         return f'<span class="rank">rank {rank}</span>'
     axis, *inner = axes
     frames = "".join(
-        f'<div class="frame c{AXIS_FACTS[axis].colour}"><span>{axis} {i}</span>'
-        f'<div class="in">{_frames(degrees, inner, {**coords, axis: i})}</div></div>'
+        _framed(f"{axis} {i}", AXIS_FACTS[axis].colour, _frames(degrees, inner, {**coords, axis: i}))
         for i in range(degrees[axis])
     )
     return f'<div class="in{" down" * (axis == "pipeline")}">{frames}</div>'
+
+
+def _framed(name: str, colour: int, content: Html) -> Html:
+    return f'<div class="frame c{colour}"><span>{name}</span><div class="in">{content}</div></div>'
 
 
 def time_shares(run: RunRecord) -> Html:
@@ -64,9 +63,8 @@ def time_shares(run: RunRecord) -> Html:
     if run.seconds:
         text = f"The training took {timespan(run.seconds)}, pauses between attempts not counted."
         if stalled:
-            text += (
-                f" For {timespan(stalled)} ({stalled / run.seconds:.0%}) it stood still to write checkpoints."
-            )
+            share = f"{timespan(stalled)} ({stalled / run.seconds:.0%})"
+            text += f" For {share} it stood still to write checkpoints."
         body.append(paragraph(text))
     if goodput := read_goodput(run.folder):
         body.append(paragraph(f"Restarts: {goodput}."))
@@ -75,23 +73,23 @@ def time_shares(run: RunRecord) -> Html:
         return section("Where the time went", *body, paragraph(_UNMEASURED, "quiet") if run.events else "")
     measured = Measured.from_fields(line)
     body.append(paragraph(f"A step, as measured over steps {measured.first} to {measured.last}:"))
+    seen = set[str]()
     for times in measured.rank_times[:_MOST_BARS]:
-        body.append(
-            f"<small class=quiet>rank {times.rank}, {duration(times.step)}</small>{bar(_shares(times))}"
-        )
+        shares = _shares(times)
+        seen |= {name for name, (share, _) in shares.items() if share > 0.001}
+        body.append(f"<small class=quiet>rank {times.rank}, {duration(times.step)}</small>{bar(shares)}")
     body += [
-        legend({name: colour for name, colour in _COMPONENTS.items() if any(_shares(t)[name][0] > 0.001 for t in
-                measured.rank_times[:_MOST_BARS])}),
+        legend({name: colour for name, colour in _COMPONENTS.items() if name in seen}),
         details("The numbers, and what would make a step shorter", command("\n".join(measured.report()))),
-        paragraph(
-            "exchange: on the wire; waiting: for a slower rank; callbacks: evaluations, checkpoints, screen, files.",
-            "quiet",
-        ),
-    ]  # fmt: skip
+        paragraph(_EXPLAINED, "quiet"),
+    ]
     return section("Where the time went", *body)
 
 
 _UNMEASURED = "The parts of a step were not measured: that takes a training of more than a few steps."
+_EXPLAINED = (
+    "exchange: on the wire; waiting: for a slower rank; callbacks: evaluations, checkpoints, screen, files."
+)
 
 
 def _shares(times: RankTimes) -> dict[str, tuple[float, int]]:

@@ -239,13 +239,10 @@ class RunRecord:
 
     def score_names(self, event: str) -> list[str]:
         """The names of the scores of an event, the loss first."""
-        names: dict[str, None] = {}
-        for line in (*self.events.get(event, ())[:3], *self.events.get(event, ())[-3:]):
-            names |= dict.fromkeys(
-                key for key, value in line.items() if key not in MEASURES and number(value) is not None
-            )
-        has_loss = any(number(line.get("loss")) is not None for line in self.events.get(event, ())[-3:])
-        return [*(["loss"] if has_loss else []), *names]
+        lines = self.events.get(event, ())
+        numbers = [key for line in (*lines[:3], *lines[-3:]) for key in line if number(line[key]) is not None]
+        has_loss = any(number(line.get("loss")) is not None for line in lines[-3:])
+        return [*(["loss"] if has_loss else []), *dict.fromkeys(k for k in numbers if k not in MEASURES)]
 
     def best(self, name: str) -> tuple[float, float] | None:
         """The best held-out number of that name: (step, value)."""
@@ -277,9 +274,7 @@ class RunRecord:
     def confusion(self) -> list[list[int]]:
         """The confusion matrix of the last evaluation, [true class][predicted class]; [] without one."""
         rows = self.evaluation.get("confusion")
-        if not isinstance(rows, list) or not all(
-            isinstance(row, list) and len(row) == len(rows) for row in rows
-        ):
+        if not isinstance(rows, list) or any(type(row) is not list or len(row) != len(rows) for row in rows):
             return []
         return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else []
 
@@ -303,13 +298,9 @@ def _order(line: Json) -> float:
 
 def begin_seconds(attempt: Json) -> float:
     """When an attempt of the certificate began, in seconds since 1970; 0 if that is not known."""
-    return _seconds_of(attempt.get("begun"))
-
-
-def _seconds_of(date: Any) -> float:
     try:
-        return float(calendar.timegm(time.strptime(date, "%Y-%m-%dT%H:%M:%SZ")))
-    except (TypeError, ValueError, OverflowError):
+        return float(calendar.timegm(time.strptime(attempt["begun"], "%Y-%m-%dT%H:%M:%SZ")))
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0.0
 
 
@@ -323,9 +314,8 @@ def read_run(folder: Path) -> RunRecord:
             size = (folder / METRICS).stat().st_size
             by_event = read_metrics(folder / METRICS)
         else:
-            notes.append(
-                f"There is no {METRICS}: the training had no callback `metrics`, so there are no curves."
-            )
+            absent = "the training had no callback `metrics`, so there are no curves."
+            notes.append(f"There is no {METRICS}: {absent}")
     except OSError as error:
         notes.append(f"{METRICS} cannot be read: {error.strerror}.")
     record = RunRecord(

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from paddle_dp.report.charts import Curve, line_chart
-from paddle_dp.report.facts import MOST_CURVES, MOST_ROWS, main_scores
+from paddle_dp.report.facts import MEASURED, MOST_CURVES, MOST_ROWS, main_scores
 from paddle_dp.report.html_page import Html, cards, details, paragraph, section, table
 from paddle_dp.report.run_record import RunRecord, number
 from paddle_dp.scores import smaller_is_better, standard_error
@@ -21,28 +21,16 @@ _BASE64 = re.compile("[A-Za-z0-9+/=]+")
 
 
 def curves(run: RunRecord) -> Html:
-    marks = [
-        (line["step"], f"resumed at step {line['step']}")
-        for line in run.events.get("start", ())[-100:]
-        if line["step"] > 0
-    ]
+    begun = [line["step"] for line in run.events.get("start", ())[-100:]]
+    marks = [(step, f"resumed at step {step}") for step in begun if step > 0]
     marks += [(line["step"], f"step {line['step']}: refused") for line in run.events.get("refused", ())[:200]]
     charts = [line_chart(*chart, marks=marks) for chart in _score_charts(run)]
-    measures = {
-        "lr": "learning rate", "gradient_norm": "gradient norm", "samples_per_second": "samples per second",
-        "tokens_per_second": "tokens per second", "waiting": "share of the time waiting for data",
-    }  # fmt: skip
-    charts += [
-        line_chart(
-            title, [Curve(label=title, points=run.curve("step", key))], marks=marks, may_be_log=key != "lr"
-        )
-        for key, title in measures.items()
-    ]
-    thinned = f" Each {run.thinned}th recorded step was read." if run.thinned > 1 else ""
-    shape = (
-        "Where there are many points, a line is a mean, in a band from the smallest to the largest value."
-        + thinned
-    )
+    speeds = {"tokens_per_second": "tokens per second", "waiting": "share of the time waiting for data"}
+    for key, title in (MEASURED | speeds).items():
+        curve = Curve(label=title, points=run.curve("step", key))
+        charts.append(line_chart(title, [curve], marks=marks, may_be_log=key != "lr"))
+    shape = "Where there are many points, a line is a mean, in a band from the smallest to the largest value."
+    shape += f" Each {run.thinned}th recorded step was read." if run.thinned > 1 else ""
     with_bounds = any(run.bounds(name, 0.5) for name in run.score_names("evaluated"))
     chance = (
         " The band around a held-out accuracy is its 95 % interval (Wilson), by the number of held-out samples: two "
@@ -64,13 +52,13 @@ def _score_charts(run: RunRecord) -> Iterator[tuple[str, list[Curve]]]:
     for name in sorted(names, key=lambda name: name != "loss")[:MOST_CURVES]:
         evaluated = run.curve("evaluated", name)
         limits = [run.bounds(name, value, count) for count, value in run.curve("evaluated", name, "held_out")]
-        curves = [
-            Curve(label="training batches", points=run.curve("step", name), colour=7 if evaluated else 0)
-        ]
         bounds = [limit for limit in limits if limit]
         bounds = bounds if len(bounds) == len(evaluated) else []
-        curves.append(Curve(label="held-out samples", points=evaluated, bounds=bounds, dots=True, colour=1))
-        yield name, curves
+        batches = Curve(
+            label="training batches", points=run.curve("step", name), colour=7 if evaluated else 0
+        )
+        held_out = Curve(label="held-out samples", points=evaluated, bounds=bounds, dots=True, colour=1)
+        yield name, [batches, held_out]
 
 
 def scores(run: RunRecord) -> Html:
@@ -78,40 +66,25 @@ def scores(run: RunRecord) -> Html:
     for name in main_scores(run)[:MOST_ROWS]:
         points, best = run.curve("evaluated", name), run.best(name)
         if points and best:
-            direction = "smaller" if smaller_is_better(name) else "larger"
-            last = run.shown(name, points[-1][1])
-            rows.append(
-                (name, last, _error(run, name, points[-1][1]), f"{best[1]:.4g}", f"{best[0]:.0f}", direction)
-            )
+            direction, last = "smaller" if smaller_is_better(name) else "larger", points[-1][1]
+            at_the_end = run.shown(name, last), _error(run, name, last)
+            rows.append((name, *at_the_end, f"{best[1]:.4g}", f"{best[0]:.0f}", direction))
     lines = run.events.get("evaluated", ())
     names = main_scores(run)[:MOST_CURVES]
     history = [(int(line["step"]), *(number(line.get(name)) for name in names)) for line in lines]
     stride = -(-len(history) // MOST_ROWS) or 1
     every = f", each {stride}th" if stride > 1 else ""
     head = ("score", "at the end", "standard error", "best", "at step", "better is")
-    return section(
-        "Held-out scores",
-        table(head, rows),
-        details(
-            f"All evaluations ({len(history)}{every})",
-            table(
-                ("step", *names),
-                ((row if None not in row else _dashed(row)) for row in history[::-stride][::-1]),
-            ),
-        ),
-    )
+    shown = (["–" if cell is None else cell for cell in row] for row in history[::-stride][::-1])
+    every_score = details(f"All evaluations ({len(history)}{every})", table(("step", *names), shown))
+    return section("Held-out scores", table(head, rows), every_score)
 
 
 def _error(run: RunRecord, name: str, share: float) -> str:
-    known = run.bounds(name, share) is not None
-    if not known:
+    if run.bounds(name, share) is None:
         return "not known"
     error = standard_error(share, run.independent_samples())
     return f"± {error:.2g}" if error else "see the interval"  # 0 of a few samples is no certainty
-
-
-def _dashed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple("–" if cell is None else cell for cell in row)
 
 
 # Errors by class ------------------------------------------------------------------------------------------------------
@@ -122,11 +95,8 @@ def errors(run: RunRecord) -> Html:
     names = [str(row.get("class")) for row in rows]
     matrix = run.confusion
     names = names if len(names) == len(matrix) or not matrix else list(map(str, range(len(matrix))))
-    at = (
-        f"step {run.evaluation['step']}"
-        if "step" in run.evaluation
-        else str(run.evaluation.get("checkpoint", ""))
-    )
+    step, checkpoint = run.evaluation.get("step"), run.evaluation.get("checkpoint", "")
+    at = f"step {step}" if "step" in run.evaluation else str(checkpoint)
     worst = sorted(rows, key=lambda row: number(row.get("f1")) or 0.0)[:MOST_ROWS]
     ordered = rows if len(rows) <= MOST_ROWS else worst
     worst_of = f" (the {MOST_ROWS} worst of {len(rows)})" if len(rows) > MOST_ROWS else ""
@@ -150,12 +120,11 @@ def samples(run: RunRecord) -> Html:
     texts = [row for row in run.samples.get("texts") or () if isinstance(row, dict)][:_MOST_SAMPLES]
     if not predicted and not texts:
         return ""
-    step = f"After step {run.samples.get('step')}. {run.samples.get('sentence')}" + (
-        " The continuation is bold." if texts else ""
-    )
+    explained = f"After step {run.samples.get('step')}. {run.samples.get('sentence')}"
+    explained += " The continuation is bold." if texts else ""
     return section(
         "Held-out samples",
-        paragraph(step, "quiet"),
+        paragraph(explained, "quiet"),
         cards(_answer(row) for row in predicted),
         "".join(_continued(row) for row in texts),
     )
@@ -164,12 +133,8 @@ def samples(run: RunRecord) -> Html:
 def _answer(row: dict[str, Any]) -> tuple[str, Html, Html]:
     """A sample's picture, its classes, and its loss and name."""
     true, predicted = str(row.get("true")), str(row.get("predicted"))
-    is_right = true == predicted
-    head = f"<b>{escape(true)}</b>" + (
-        '<span class="good"> right</span>'
-        if is_right
-        else f'<span class="bad"> taken for {escape(predicted)}</span>'
-    )
+    kind, verdict = ("good", "right") if true == predicted else ("bad", f"taken for {escape(predicted)}")
+    head = f'<b>{escape(true)}</b><span class="{kind}"> {verdict}</span>'
     share, loss = number(row.get("probability")), number(row.get("loss"))
     facts = [f"at {share:.0%}"] if share is not None else []
     facts += [f"loss {loss:.3g}" if loss is not None else "loss not finite", str(row.get("name"))]
@@ -180,9 +145,8 @@ def _answer(row: dict[str, Any]) -> tuple[str, Html, Html]:
 
 def _continued(row: dict[str, Any]) -> Html:
     """A text's beginning, the model's continuation, and the text's own."""
-    prompt, written, reference = (
-        escape(str(row.get(key, ""))) for key in ("prompt", "continuation", "reference")
-    )
+    keys = ("prompt", "continuation", "reference")
+    prompt, written, reference = (escape(str(row.get(key, ""))) for key in keys)
     return (
         f'<div class="card text"><span class="quiet">{prompt}</span><b>{written}</b>'
         f'<small class="quiet">the text itself: {reference}</small></div>'
