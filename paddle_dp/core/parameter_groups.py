@@ -22,8 +22,8 @@ from paddle_dp.part.groups import (
     choose,
     depth_scales,
     freeze,
+    is_match,
     keeps_statistics,
-    matches,
     named_parameters,
 )
 
@@ -127,7 +127,7 @@ def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[s
     named = named_parameters(model)
     lines = []
     for entry in groups:
-        inside = [p for names, p in named if matches(entry, names)]
+        inside = [p for names, p in named if is_match(entry.match, names)]
         count, size = len(inside), sum(int(p.size) for p in inside)
         frozen = sum(p.stop_gradient for p in inside)
         rates = sorted({float(p.optimize_attr["learning_rate"]) for p in inside if not p.stop_gradient})

@@ -6,6 +6,7 @@ and splitting a batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,7 +55,6 @@ _EXACT = "an update is exact over ranks as it is, so there is nothing to set"
 # words | tools | the key in a recipe, or - | a note. {…}: a text above.
 _ROWS = """
 lr base_lr max_lr peak_lr                 | torch, Paddle    | schedule.learning_rate |
-learning_rate                             | HF               | schedule.learning_rate |
 min_lr eta_min end_lr min_learning_rate   | torch, PaddleNLP | schedule.floor         | {_FLOOR}
 min_lr_factor                             | torchtitan       | schedule.floor         | both are a share of the peak rate. Schedules cosine, polynomial, wsd and plateau have it
 warmup_steps warmup_epochs warmup_epoch lr_warmup_iters | HF, PaddleClas, Megatron | schedule.warmup | {_EVERY}
@@ -113,7 +113,6 @@ betas                                     | torch            | optimizer.beta1  
 wd                                        | torch            | optimizer.weight_decay |
 regularizer                               | PaddleClas       | optimizer.weight_decay | its coeff, of L2. Theirs decays biases and norms, too; here they decay only with decay_all: true
 one_dim_param_no_weight_decay             | PaddleClas       | optimizer.decay_all    | false leaves biases and norms out, as true does there; it is the default here
-weight_decay                              | HF               | optimizer.weight_decay |
 no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
 layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
 optim optimizer_name                      | HF               | optimizer.use          | a word of `paddle-dp parts optimizers`, or a class of paddle.optimizer
@@ -245,13 +244,9 @@ class KeyHint:
 
 
 def _hints() -> Iterator[KeyHint]:
-    texts = {
-        f"{{{name}}}": text for name, text in globals().items() if name[0] == "_" and isinstance(text, str)
-    }
     for row in _ROWS.strip().splitlines():
         names, tool, key, note = (cell.strip() for cell in row.split("|"))
-        for name, text in texts.items():
-            note = note.replace(name, text)
+        note = re.sub(r"\{(_[A-Z_0-9]+)\}", lambda match: str(globals()[match[1]]), note)
         for name in names.split():
             yield KeyHint(name, tool, key.removeprefix("-"), note)
 

@@ -28,14 +28,9 @@ CHANNELWISE = (
 )  # fmt: skip
 # The layers that can be cut in each way, by the name of their class or a base class; (): any layer with parameters.
 CUTTABLE: dict[str, tuple[str, ...]] = {
-    "colwise": ("Linear", "Dropout", "AlphaDropout"),
-    "heads": ("Linear",),
-    "per_head": (),
-    "rowwise": ("Linear", *CONVOLUTIONS),
-    "channels": (*CONVOLUTIONS, *CHANNELWISE),
-    "vocab": (),
-    "classes": (),
-}
+    "colwise": ("Linear", "Dropout", "AlphaDropout"), "heads": ("Linear",), "per_head": (),
+    "rowwise": ("Linear", *CONVOLUTIONS), "channels": (*CONVOLUTIONS, *CHANNELWISE), "vocab": (), "classes": (),
+}  # fmt: skip
 COUNTED = ("colwise", "heads")  # ways that also divide a whole number, which counts columns or heads
 LISTS = ("LayerList", "LayerDict", "ParameterList", "ParameterDict")  # they hold layers, and have no forward
 
@@ -122,12 +117,9 @@ def block_table_of(model: Any) -> Any:
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches, in their order; `*` matches one word between dots, or a part of one."""
-    segments = pattern.split(".")
-    return [
-        name
-        for name in names
-        if len(path := name.split(".")) == len(segments) and all(map(fnmatchcase, path, segments))
-    ]
+    segments, count = pattern.split("."), pattern.count(".")
+    alike = (name for name in names if name.count(".") == count)
+    return [name for name in alike if all(map(fnmatchcase, name.split("."), segments))]
 
 
 class _Layers:
@@ -194,10 +186,8 @@ class _Layers:
         if isinstance(element, str):
             layer_names = self._matched(path, element)
             for name in layer_names:
-                if _kind(self.named[name]) in LISTS:
-                    self._complain(
-                        path, f"{name} is a {_kind(self.named[name])}, which has no forward: write '{name}.*'"
-                    )
+                if (kind := _kind(self.named[name])) in LISTS:
+                    self._complain(path, f"{name} is a {kind}, which has no forward: write '{name}.*'")
             return layer_names
         if isinstance(element, Mapping):
             return self._function(dict(element), path)
@@ -210,9 +200,8 @@ class _Layers:
     def _function(self, settings: dict[str, Any], path: Keys) -> list[Any]:
         use = settings.pop("use", None)
         if not isinstance(use, str) or "." not in use:
-            self._complain(
-                path, f"a function in blocks is {{use: package.function, …}}, not {show(settings)}"
-            )
+            shown = show(settings)
+            self._complain(path, f"a function in blocks is {{use: package.function, …}}, not {shown}")
             return []
         try:
             if is_standard_library(use):
@@ -239,10 +228,8 @@ class _Layers:
         inside = {id(p) for name in names for p in self.named[name].parameters()}
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
         if outside:
-            more = and_more(outside, phrase=" (and {} more)")
-            self._complain(
-                ("blocks",), f"'{outside[0]}'{more} is in none of them, and they are the whole model"
-            )
+            absent = f"'{outside[0]}'{and_more(outside, phrase=' (and {} more)')}"
+            self._complain(("blocks",), f"{absent} is in none of them, and they are the whole model")
 
     def _matched(self, path: Keys, pattern: str, numbers: Sequence[str] = ()) -> list[str]:
         """The layers that a pattern matches, else `numbers`; complains if there are neither."""

@@ -24,12 +24,9 @@ from pydantic.errors import PydanticUserError
 # The arguments with which the training calls build(), by shelf: by position, or by name for schedules. (Paddle's
 # optimizers are called by name, too: OptimizerCall.)
 TRAINING_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "datasets": ("split",),
-    "optimizers": ("learning_rate", "named_parameters"),
-    "strategies": ("mesh",),
-    "callbacks": ("run",),
-    "adapters": ("model", "seed"),
-}
+    "datasets": ("split",), "optimizers": ("learning_rate", "named_parameters"), "strategies": ("mesh",),
+    "callbacks": ("run",), "adapters": ("model", "seed"),
+}  # fmt: skip
 SCHEDULE_ARGUMENTS = ("steps", "steps_per_epoch", "batch")
 
 # Each shelf's base class: its name, its package, and its name in messages. Names are compared, so that nothing is
@@ -267,9 +264,8 @@ def _module_of(called: Any) -> str:
 
 def _wrong_class(kind: type[Any], shelf: str) -> str | None:
     name, package, written = BASES.get("models" if shelf == "blocks" else shelf, ("", "", ""))
-    if name and not any(
-        b.__name__ == name and b.__module__.partition(".")[0] == package for b in kind.__mro__
-    ):
+    bases = [(base.__name__, base.__module__.partition(".")[0]) for base in kind.__mro__]
+    if name and (name, package) not in bases:
         return f"is a class that is not derived from {written}"
     methods = METHODS.get(shelf, ())
     if methods and not any(m in vars(base) for m in methods for base in kind.__mro__):

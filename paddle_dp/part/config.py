@@ -25,19 +25,11 @@ from paddle_dp.units import Quantity
 Keys = tuple[str | int, ...]
 
 _PLAIN: dict[Any, str] = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "true or false",
-    NoneType: "null",
-    Any: "anything",
-}
+    int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null", Any: "anything",
+}  # fmt: skip
 _BOUNDS: dict[type, str] = {
-    Ge: "{0.ge} or more",
-    Gt: "more than {0.gt}",
-    Le: "{0.le} or less",
-    Lt: "less than {0.lt}",
-}
+    Ge: "{0.ge} or more", Gt: "more than {0.gt}", Le: "{0.le} or less", Lt: "less than {0.lt}",
+}  # fmt: skip
 
 
 def describe_type(annotation: Any) -> str:
@@ -133,27 +125,17 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 def settings_of(kind: Any) -> list[Setting]:
     """A Config's settings, its class's before its bases'."""
     means = meanings(kind)
-    if not is_dataclass(kind):
-        return [
-            Setting(
-                name=name,
-                type=describe_type(field.annotation),
-                default=None if field.is_required() else show(field.default),
-                meaning=means.get(name, ""),
-            )
-            for name, field in kind.model_fields.items()
-        ]
-    hints = get_type_hints(kind, include_extras=True)
-    annotations = vars(kind).get("__annotations__", {})
+    if is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        annotations = vars(kind).get("__annotations__", {})
+        ordered = sorted(fields(kind), key=lambda f: f.name not in annotations)
+        rows = [(in_yaml(f.name), hints[f.name], _default(f)) for f in ordered if f.init]
+    else:
+        named = kind.model_fields.items()
+        rows = [(n, f.annotation, None if f.is_required() else show(f.default)) for n, f in named]
     return [
-        Setting(
-            name=in_yaml(f.name),
-            type=describe_type(hints[f.name]),
-            default=_default(f),
-            meaning=means.get(in_yaml(f.name), ""),
-        )
-        for f in sorted(fields(kind), key=lambda f: f.name not in annotations)
-        if f.init
+        Setting(name=name, type=describe_type(annotation), default=default, meaning=means.get(name, ""))
+        for name, annotation, default in rows
     ]
 
 

@@ -68,13 +68,9 @@ class Choice:
     decay_by_depth: float | None = None
 
 
-def matches(group: ParameterGroup, names: Iterable[str]) -> bool:
-    """True if a parameter is in a group. A weight that layers share has several `names`."""
-    return is_match(group.match, names)
-
-
 def is_match(pattern: str, names: Iterable[str]) -> bool:
-    """True if a pattern, or a layer's name, matches one of a parameter's names."""
+    """True if a pattern, or a layer's name, matches one of a parameter's names: a weight that layers share has several
+    `names`."""
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
 
 
@@ -106,20 +102,18 @@ def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> 
     chosen: list[dict[str, Any]] = [{} for _ in named]
     mistakes: list[Mistake] = []
     for number, group in enumerate(groups):
-        inside = [at for at, names in enumerate(named) if matches(group, names)]
+        inside = [at for at, names in enumerate(named) if is_match(group.match, names)]
         settings = {name: value for name in _SETTINGS if (value := getattr(group, name)) is not None}
         news = [(at, name) for at in inside for name in settings if name not in chosen[at]]
-        path = ("optimizer", KEY, number, "match")
-        key = f"optimizer.groups.{number}.match"
-        if not inside:
-            message = f"{key}: '{group.match}' matches no parameter.{known_names(group.match, named)}"
-            mistakes.append(Mistake(where="", message=message, path=path))
-        elif not news:
-            message = (
-                f"{key}: '{group.match}' sets nothing: groups before it set {', '.join(settings)} for all the "
-                f"{len(inside)} parameters that it matches. The first one counts: put the narrower pattern first."
+        if not news:
+            wrong = (
+                f"sets nothing: groups before it set {', '.join(settings)} for all the {len(inside)} parameters that "
+                "it matches. The first one counts: put the narrower pattern first."
+                if inside
+                else f"matches no parameter.{known_names(group.match, named)}"
             )
-            mistakes.append(Mistake(where="", message=message, path=path))
+            message = f"optimizer.groups.{number}.match: '{group.match}' {wrong}"
+            mistakes.append(Mistake(where="", message=message, path=("optimizer", KEY, number, "match")))
         for at, name in news:
             chosen[at][name] = settings[name]
     if mistakes:
@@ -173,8 +167,8 @@ def _is_frozen(name: str, layer: Any, groups: Sequence[ParameterGroup], default:
     parameters = [p for p in (layer.weight, layer.bias) if p is not None]
     if parameters:
         return all(p.stop_gradient for p in parameters)
-    statistic = [f"{name}._mean"]
-    return next((g.frozen for g in groups if g.frozen is not None and matches(g, statistic)), default)
+    mean = [f"{name}._mean"]
+    return next((g.frozen for g in groups if g.frozen is not None and is_match(g.match, mean)), default)
 
 
 def keeps_statistics(layer: Any) -> bool:

@@ -35,6 +35,10 @@ class Reading:
     that only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""
 
 
+# By shelf: the key of all its parts, and its Config, whose field is a Part's, too.
+_ADDITIONAL: dict[str, tuple[str, type[Any]]] = {"optimizers": (KEY, Groups), "datasets": (READING, Reading)}
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a shelf with its settings; `build(…)` makes the object from the arguments of its shelf.
@@ -54,17 +58,14 @@ class Part:
     def settings(self) -> dict[str, Any]:
         """The recipe's settings for this part, defaults included, as JSON and YAML values."""
         given_only = isinstance(self.config, Call)  # a class's defaults may be of any type
-        written = adapter(type(self.config)).dump_python(
-            self.config, mode="json", exclude_unset=given_only, by_alias=True
-        )
+        config = adapter(type(self.config))
+        written = config.dump_python(self.config, mode="json", exclude_unset=given_only, by_alias=True)
         if self.annotation is not None:
             tables = adapter(Annotation).dump_python(self.annotation, mode="json")
             written |= {key: value for key, value in tables.items() if value}
         if self.groups:
-            groups = adapter(tuple[ParameterGroup, ...]).dump_python(
-                self.groups, mode="json", exclude_none=True
-            )
-            written |= {KEY: groups}
+            groups = adapter(tuple[ParameterGroup, ...])
+            written |= {KEY: groups.dump_python(self.groups, mode="json", exclude_none=True)}
         if self.shelf == "datasets" and READING not in written:
             written |= {READING: self.reading}
         return {"use": self.name, **written}
@@ -124,18 +125,15 @@ def read_part(
     use = settings["use"]
     kind = find(shelf, use, home)
     tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
-    grouped = shelf == "optimizers" and KEY in settings and KEY not in fields_of(kind)
-    has_reading = shelf == "datasets" and READING in settings and READING not in fields_of(kind)
-    annotation_keys = {"use", *tables, *([KEY] if grouped else []), *([READING] if has_reading else [])}
-    rest = {name: value for name, value in settings.items() if name not in annotation_keys}
-    owner = ErrorContext(
-        subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home)
-    )
+    key, kind_of_key = _ADDITIONAL.get(shelf, ("", type(None)))
+    additional = {key: settings[key]} if key in settings and key not in fields_of(kind) else {}
+    rest = {name: value for name, value in settings.items() if name not in {"use", *tables, *additional}}
+    hint = partial(_hint, shelf, use, kind, prefix, home)
+    owner = ErrorContext(subject=f"{noun} {use}", prefix=prefix, hint=hint)
     annotation = read_settings(Annotation, tables, owner) if tables else None
     config = read_settings(kind, rest, owner, home)
-    groups = read_settings(Groups, {KEY: settings[KEY]}, owner).groups if grouped else ()
-    reading = read_settings(Reading, {READING: settings[READING]}, owner).reading if has_reading else "each"
-    part = Part(shelf, use, config, annotation, groups, reading)
+    more = {key: getattr(read_settings(kind_of_key, additional, owner), key)} if additional else {}
+    part = Part(shelf, use, config, annotation, **more)
     if annotation is not None and tries:
         _try(part.config, annotation)
     return part

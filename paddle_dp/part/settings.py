@@ -27,21 +27,16 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 # Pydantic's name of an error → the sentence's predicate, with pydantic's numbers filled in.
 PREDICATES: dict[str, str] = {
-    "int_type": "is not a whole number",
-    "int_parsing": "is not a whole number",
-    "int_from_float": "is not a whole number",
-    "float_type": "is not a number",
-    "float_parsing": "is not a number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "is not a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "is not a number"),
     "finite_number": "is not a finite number",
     "string_type": "is not a text",
-    "bool_type": "is not true or false",
-    "bool_parsing": "is not true or false",
-    "list_type": "is not a list",
-    "tuple_type": "is not a list",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "is not true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "is not a list"),
     "dict_type": "is not a mapping",
-    "dataclass_type": "is not a group of settings (name: value)",
-    "model_type": "is not a group of settings (name: value)",
-    "model_attributes_type": "is not a group of settings (name: value)",
+    **dict.fromkeys(
+        ("dataclass_type", "model_type", "model_attributes_type"), "is not a group of settings (name: value)"
+    ),
     "none_required": "is not null",
     "literal_error": "is not one of {expected}",
     "greater_than": "is not more than {gt}",

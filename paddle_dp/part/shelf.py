@@ -17,16 +17,9 @@ from paddle_dp.errors import UsageError, did_you_mean
 
 # The shelf and the noun of one part of it; every shelf but models/ is a folder of this package.
 SHELVES: dict[str, str] = {
-    "models": "model",
-    "datasets": "dataset",
-    "losses": "loss",
-    "optimizers": "optimizer",
-    "schedules": "schedule",
-    "strategies": "strategy",
-    "adapters": "adapter",
-    "metrics": "metric",
-    "callbacks": "callback",
-}
+    "models": "model", "datasets": "dataset", "losses": "loss", "optimizers": "optimizer", "schedules": "schedule",
+    "strategies": "strategy", "adapters": "adapter", "metrics": "metric", "callbacks": "callback",
+}  # fmt: skip
 PACKAGE = Path(__file__).resolve().parent.parent
 CODE = "code"  # in a run's folder: copies of the recipe's modules that are not installed
 
