@@ -118,10 +118,8 @@ class Numerics:
 
     @property
     def activation_format(self) -> ActivationFormat:
-        """The form in which activations are kept."""
-        return ActivationFormat(
-            number=self.number, flash=self.flash, masked=self.masked, sync_norms=self.sync_norms
-        )
+        names = ("number", "flash", "masked", "sync_norms")
+        return ActivationFormat(**{name: getattr(self, name) for name in names})
 
 
 def candidates(
@@ -190,9 +188,8 @@ def workload_of(
     accelerators, and hands over a pipeline's activations between two pieces of work."""
     degrees = [choice.degrees for choice in choices]
     pipeline = np.array([d.pipeline for d in degrees], float)
-    full, last = np.array(
-        [depths(model.depth, c.degrees.pipeline, c.virtual_stages) for c in choices], float
-    ).T
+    fullest = [depths(model.depth, c.degrees.pipeline, c.virtual_stages) for c in choices]
+    full, last = np.array(fullest, float).T
     o1 = numerics.low and numerics.widths.parameter == 4
     columns = {
         "tensor": [d.tensor for d in degrees], "pipeline": pipeline, "data": [d.dp_size for d in degrees],

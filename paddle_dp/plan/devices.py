@@ -75,9 +75,8 @@ def device_named(name: str) -> Device:
             "what the smallest can: plan with that one."
         )
     if key not in DEVICES:
-        raise UsageError(
-            f"--device {name}: there is no data sheet of that name.{did_you_mean(key, DEVICES, 'Devices:')}"
-        )
+        hint = did_you_mean(key, DEVICES, "Devices:")
+        raise UsageError(f"--device {name}: there is no data sheet of that name.{hint}")
     return DEVICES[key]
 
 

@@ -92,12 +92,10 @@ def rank_activations(
     """Bytes of a rank's activations of all micro-batches that wait, and of the logits of one. `blocks`: of the whole
     model; `micro`: the samples of a micro-batch of one rank, and the number of micro-batches."""
     degrees, (samples, micro_batches) = layout.degrees, micro
-    if layout.pipeline_schedule != "f_then_b":
+    schedule, pp_rank = layout.pipeline_schedule, memory.coords["pipeline"]
+    if schedule != "f_then_b":
         micro_batches = min(micro_batches, 4 * degrees.pipeline)  # more of them wait no longer
-    pp_rank = memory.coords["pipeline"]
-    waiting = in_flight(
-        layout.pipeline_schedule, degrees.pipeline, pp_rank, micro_batches, layout.virtual_stages
-    )
+    waiting = in_flight(schedule, degrees.pipeline, pp_rank, micro_batches, layout.virtual_stages)
     if isinstance(model, TracedModel):
         is_sync = form.sync_norms and degrees.dp_size > 1
         return model.activation_bytes(memory.stages, samples, layout.recompute, waiting, form.number, is_sync)

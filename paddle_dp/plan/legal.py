@@ -67,10 +67,8 @@ class Shape:
     @classmethod
     def from_config(cls, model: Any, batch: int, micro_batches: int, anatomy: Anatomy | None = None) -> Shape:
         """The shape of a model's Config, from its settings `heads`, `kv_heads`, `vocab`, …, if it has them."""
-        names = ("heads", "kv_heads", "hidden", "vocab", "length")
-        sizes: dict[str, Any] = {
-            name: size for name in names if isinstance(size := getattr(model, name, 0), int)
-        }
+        known = {name: getattr(model, name, 0) for name in ("heads", "kv_heads", "hidden", "vocab", "length")}
+        sizes: dict[str, Any] = {name: size for name, size in known.items() if isinstance(size, int)}
         if getattr(model, "cuts_classes", False):
             sizes["classes"] = model.classes
         return cls(**sizes, batch=batch, micro_batches=micro_batches, anatomy=anatomy)
@@ -203,9 +201,6 @@ def layout_error(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
     reasons = problems(degrees, shape, ranks)
     if not reasons:
         return None
-    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3]]
-    if not near:
-        return f"strategy: {'; '.join(reasons)}. No layout of {ranks} ranks fits."
-    return (
-        f"strategy: {'; '.join(reasons)}. Legal on {plural(ranks, 'rank')}, nearest first: {'; '.join(near)}."
-    )
+    near = "; ".join(str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3])
+    legal = f"Legal on {plural(ranks, 'rank')}, nearest first: {near}."
+    return f"strategy: {'; '.join(reasons)}. {legal if near else f'No layout of {ranks} ranks fits.'}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle_dp.plan.changes import MATTERS, SHORT, Facts, TuningAdvice, changes, workers_that_would_do
 from paddle_dp.plan.rank_times import RankTimes, slowest
-from paddle_dp.text import duration
+from paddle_dp.text import duration, plural
 
 NOT_MEASURED = (
     "Ranks that do not wait for one another (async_average, parameter_server with mode: async) are not measured: they "
@@ -39,18 +39,16 @@ class Measured:
     is_shown: bool = False
 
     def as_fields(self) -> dict[str, Any]:
-        """The fields of a line of metrics.jsonl."""
+        """The fields of a line of metrics.jsonl, which `from_fields` reads."""
         ranks = [times.as_json() for times in self.rank_times]
         return {"first": self.first, "last": self.last, "ranks": ranks, "facts": asdict(self.facts)}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Measured:
-        """Reads the fields of a line of metrics.jsonl."""
         rank_times, facts = [RankTimes.from_json(row) for row in fields["ranks"]], Facts(**fields["facts"])
         return cls(first=fields["first"], last=fields["last"], rank_times=rank_times, facts=facts)
 
     def report(self) -> list[str]:
-        """The report on the measured steps."""
         rank_times, facts = self.rank_times, self.facts
         step = max(times.step for times in rank_times)
         head = f"Where a step of {duration(step)} goes, in ms (steps {self.first} to {self.last}):"
@@ -70,9 +68,7 @@ class Measured:
         """The reason why these steps give no advice; "" if they are enough and no other job used the machine."""
         steps, facts = self.last - self.first + 1, self.facts
         if steps < ENOUGH:
-            return (
-                f"No advice from {steps} step{'s' * (steps > 1)}: at least {ENOUGH} are needed: train longer."
-            )
+            return f"No advice from {plural(steps, 'step')}: at least {ENOUGH} are needed: train longer."
         if facts.device == "cpu" and facts.load > BUSY * max(facts.cores, facts.local_ranks):
             return (
                 f"No advice: some {facts.load:.0f} processes wanted to compute on {facts.cores} cores, so these times "

@@ -24,10 +24,8 @@ class PublishedSeries:
 
     def efficiencies(self) -> dict[int, float]:
         """The share of its cards that each number of them puts to use, of the first number of cards."""
-        first = min(self.seconds)
-        return {
-            n: self.seconds[first] * (first / n if self.strong else 1) / t for n, t in self.seconds.items()
-        }
+        first, begin = min(self.seconds.items())
+        return {n: begin * (first / n if self.strong else 1) / t for n, t in self.seconds.items()}
 
 
 OWNERS = {

@@ -82,9 +82,8 @@ def assembled(load: Workload, work: StageWork, rates: Rates) -> StepTime:
     """The steps of ranks that compute so: with the pipeline's bubble, the exchanges between layers, and the update."""
     terms = {name: load.micros * seconds for name, seconds in work.slowest.items()}
     terms["bubble"] = (load.pipeline - 1) / load.virtual_stages * work.stage
-    handovers = np.where(
-        load.overlaps_stages == 1, load.pipeline - 1, load.micros * load.virtual_stages + load.pipeline - 1
-    )
+    blocking = np.where(load.overlaps_stages == 1, 0.0, load.micros * load.virtual_stages)
+    handovers = blocking + load.pipeline - 1
     terms["stages"] = 2 * handover_seconds(load, rates) * handovers
     all_work = load.micros * (work.stage + work.tail)
     terms["data"] = _exposed(load, work.weights, work.stage, all_work, rates)
@@ -124,9 +123,8 @@ def _exposed(
     and 3 during all of them."""
     exchange = gradient_seconds(load, weights, rates)
     every = load.stage >= 2
-    hides = np.where(
-        load.stage == 3, 1.0, rates.hides
-    )  # stage 3 prefetches, and its last bucket is one layer's
+    # Stage 3 prefetches, and its last bucket is one layer's.
+    hides = np.where(load.stage == 3, 1.0, rates.hides)
     hidden = np.where(every | (load.overlaps_data == 1), hides, 0.0) * exchange
     return exchange - np.minimum(hidden, np.where(every, all_work, last_backward))
 

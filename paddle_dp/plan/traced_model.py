@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
 
@@ -106,9 +106,8 @@ class TracedModel:
 
     def by_block(self, numbers: Numbers) -> Numbers:
         """The sums of the operators' numbers over each block, [blocks]."""
-        sums: Numbers = np.bincount(
-            self.columns["block"].astype(int), weights=numbers, minlength=self.blocks
-        ).astype(float)
+        numbers_of_blocks = self.columns["block"].astype(int)
+        sums: Numbers = np.bincount(numbers_of_blocks, weights=numbers, minlength=self.blocks).astype(float)
         return sums
 
     def activation_bytes(
@@ -127,9 +126,8 @@ class TracedModel:
         recomputed = [block for block in local if block in recomputed_blocks(self.blocks, recompute)]
         saved = self.by_block(number * self.columns["saved"] + self.columns["masks"])
         if is_sync:
-            saved += max(0, SYNC_SAVED - number) * self.by_block(
-                self.columns["read"] * (self.columns["channels"] > 0)
-            )
+            normed = self.by_block(self.columns["read"] * (self.columns["channels"] > 0))
+            saved += max(0, SYNC_SAVED - number) * normed
         inputs = number * np.array([0.0, *self.handed])
         waiting = saved[local].sum() - saved[recomputed].sum() + inputs[recomputed].sum()
         repeated = saved[recomputed].max() if recomputed else 0.0  # of the block that is in backward now
@@ -171,10 +169,9 @@ def block_times(
     is_norm = c["channels"] > 0
     forward, backward = norm_bytes(number, is_sync)
     host = rates.host / HOST_OPERATORS
-    elementwise = np.where(is_norm, micro * c["read"] * forward / memory, moved) + rates.gap
-    elementwise_backward = (
-        np.where(is_norm, micro * c["read"] * backward / memory, BACKWARD * moved) + rates.gap
-    )
+    read = micro * c["read"]
+    elementwise = np.where(is_norm, read * forward / memory, moved) + rates.gap
+    elementwise_backward = np.where(is_norm, read * backward / memory, BACKWARD * moved) + rates.gap
     is_product, is_trained = c["is_product"] == 1, c["gradients"] > 0
     moved_backward = model.by_block(np.where(is_product | ~is_trained, 0.0, elementwise_backward))
     moved_backward[-1] += micro * model.outputs * LOSS_BYTES / memory
@@ -214,9 +211,7 @@ def traced_step_time(
         matrices=2, vocab=0, length=1, tables=0,
     )  # fmt: skip
     load = workload_of(stand_in, choices, device, replace(numerics, update_flops=0.0))
-    times = lru_cache(maxsize=None)(
-        lambda micro, sync: block_times(model, micro, load, numerics, rates, sync)
-    )
+    times = cache(lambda micro, is_sync: block_times(model, micro, load, numerics, rates, is_sync))
     rows = []
     weights = np.array(model.weights, float)
     for choice in choices:
@@ -239,9 +234,8 @@ def traced_step_time(
 def _stages(model: TracedModel, choice: Candidate, times: _BlockTimes, weights: Numbers) -> dict[str, float]:
     """Seconds of one micro-batch on the slowest rank of the pipeline by kind, `mean` of all ranks; and the most
     `weights` of one."""
-    repeats = np.isin(np.arange(model.blocks), recomputed_blocks(model.blocks, choice.recompute)).astype(
-        float
-    )
+    recomputed = recomputed_blocks(model.blocks, choice.recompute)
+    repeats = np.isin(np.arange(model.blocks), recomputed).astype(float)
     products = times.products * (1 + repeats) + times.products_backward
     elementwise = times.elementwise * (1 + repeats) + times.elementwise_backward
     forward = times.products + times.elementwise
