@@ -79,7 +79,6 @@ def trace(rows: Sequence[TimelineRow], degrees: Degrees) -> dict[str, Any]:
 
 
 def _called(rank: int, degrees: Degrees) -> str:
-    """ "rank 1", "server 0", "worker 1"."""
     return degrees.role(rank) or f"rank {rank}"
 
 

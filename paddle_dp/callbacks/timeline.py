@@ -89,17 +89,12 @@ def _lanes(axes: Any, spans: Sequence[WorkSpan], stages: int, virtual_stages: in
 def _legend(figure: Any, virtual_stages: int) -> None:
     from matplotlib.patches import Patch
 
-    patches = [
-        Patch(color=shade(colours, chunk, virtual_stages), label=_label(kind, chunk, virtual_stages))
-        for kind, colours in (("forward", FORWARD), ("backward", BACKWARD))
-        for chunk in range(virtual_stages)
-    ]
-    patches.append(Patch(facecolor=GROUND, edgecolor="#d5d9df", label="idle"))
-    add_legend(figure, patches, 8.5)
-
-
-def _label(kind: str, chunk: int, virtual_stages: int) -> str:
-    return f"{kind} of a micro-batch" if virtual_stages == 1 else f"{kind}, stage {chunk + 1}"
+    patches = []
+    for kind, colours in (("forward", FORWARD), ("backward", BACKWARD)):
+        for chunk in range(virtual_stages):
+            label = f"{kind} of a micro-batch" if virtual_stages == 1 else f"{kind}, stage {chunk + 1}"
+            patches.append(Patch(color=shade(colours, chunk, virtual_stages), label=label))
+    add_legend(figure, [*patches, Patch(facecolor=GROUND, edgecolor="#d5d9df", label="idle")], 8.5)
 
 
 def shade(colours: tuple[str, str], chunk: int, virtual_stages: int) -> tuple[float, float, float]:

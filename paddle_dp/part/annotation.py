@@ -37,12 +37,8 @@ LISTS = ("LayerList", "LayerDict", "ParameterList", "ParameterDict")  # they hol
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """A recipe's description of how a model's layers can be split.
-
-    `cuts`: pattern of a layer (or of a whole number that counts heads or columns, as `…self_attn.num_heads`) → way.
-    `attention_methods`: pattern of a layer → its method that mixes tokens.
-    `blocks`: the layers whose chain is the model's forward, in order: patterns, functions (`{use: paddle.flatten,
-    start_axis: 1}`), and lists of these that stay together."""
+    """A recipe's description of how a model's layers can be split. A function of `blocks` is written with its settings:
+    `{use: paddle.flatten, start_axis: 1}`."""
 
     cuts: dict[str, Way] = field(default_factory=dict)
     """Pattern of layers, or of a number that counts heads or columns (`….num_heads`), to the way to cut them."""
@@ -147,7 +143,6 @@ class _Layers:
             layer.cuts = {**cuts_of(layer), **table}
 
     def attend(self, attention_methods: Mapping[str, str]) -> None:
-        """Sets the layers' `attention_methods`."""
         for pattern, method in attention_methods.items():
             path: Keys = ("attention_methods", pattern)
             for name in self._matched(path, pattern):
@@ -158,7 +153,6 @@ class _Layers:
                 layer.attention_methods = tuple(dict.fromkeys((*attention_methods_of(layer), method)))
 
     def branch(self, branches: Mapping[str, Sequence[Sequence[str]]]) -> None:
-        """Sets the layers' `branches`."""
         for pattern, chains in branches.items():
             path: Keys = ("branches", pattern)
             for name in self._matched(path, pattern):

@@ -224,10 +224,8 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
     noun, file = SHELVES[shelf], getattr(target, "__file__", None)
     if "." in use or file is None:
         return f"{noun} {use} holds no Config: name a class or function in it, or give it one"
-    ours = shipped(shelf)
-    hidden = ours is not None and not Path(file).is_relative_to(ours) and (ours / f"{use}.py").is_file()
-    hides = ":"
-    if hidden:
+    ours, hides = shipped(shelf), ":"
+    if ours is not None and not Path(file).is_relative_to(ours) and (ours / f"{use}.py").is_file():
         hides = f", and hides the {noun} {use} that comes with paddle_dp: give the file another name, or"
     return (
         f"{noun} {use} is {file} here, which holds no Config{hides} name a class or function in it (use: "

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from paddle_dp.plan.pipeline_schedule import orders
@@ -128,8 +129,6 @@ def in_flight(schedule: str, pipeline: int, pp_rank: int, micro_batches: int, vi
     """The most micro-batches that await backward at once on a rank, divided by the number of its stages."""
     if pipeline == 1:
         return 1.0
-    now = most = 0
-    for work in orders(schedule, pipeline, micro_batches, virtual_stages)[pp_rank]:
-        now += 1 if work.kind == "forward" else -1
-        most = max(most, now)
-    return most / virtual_stages
+    order = orders(schedule, pipeline, micro_batches, virtual_stages)[pp_rank]
+    waiting = accumulate(1 if work.kind == "forward" else -1 for work in order)
+    return max(waiting) / virtual_stages

@@ -57,7 +57,6 @@ class Candidate:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes with more than one rank."""
         return self.degrees.split_axes
 
     def layout(self, numerics: Numerics) -> Layout:

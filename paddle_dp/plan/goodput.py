@@ -120,7 +120,6 @@ def _parsed(lines: Iterable[bytes]) -> Iterable[Mapping[str, Any]]:
 
 
 def _is_ending(line: Mapping[str, Any]) -> bool:
-    """Whether an attempt ended well there, or stopped by request."""
     stopped = line["event"] == "failed" and line.get("kind") == StoppedError.__name__
     return stopped or line["event"] == "end"
 

@@ -140,7 +140,6 @@ class Layout:
         return f"weights of other owners{and_more} at work or under way"
 
     def memory(self, blocks: Blocks, rank: int) -> RankMemory:
-        """The blocks and the memory of `rank`."""
         return _axes_memory(blocks, self, rank)
 
     def transfers(self, blocks: Blocks, memory: RankMemory) -> list[Sent] | None:

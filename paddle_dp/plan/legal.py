@@ -170,7 +170,6 @@ def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:
 
 
 def layouts(ranks: int) -> Iterator[Degrees]:
-    """Every way to split `ranks` over the axes."""
     for sizes in _factors(ranks, len(AXES)):
         yield Degrees(**dict(zip(AXES, sizes, strict=True)))
 

@@ -243,7 +243,6 @@ class Probe:
         return [each for each in timings if each.busy == most]
 
     def as_fields(self) -> dict[str, Any]:
-        """The probe as JSON."""
         return {"format": FORMAT, "units": UNITS, **asdict(self)}
 
     def write(self, file: Path) -> None:

@@ -156,7 +156,6 @@ class LayoutSearch:
         self.free = USABLE_MEMORY * planner.device.memory
 
     def fits(self, index: int) -> bool:
-        """Whether the fullest rank's bytes fit the device."""
         choice = self.choices[index]
         return self.fullest.least(choice) <= self.free and self.fullest.bytes_of(choice).total <= self.free
 

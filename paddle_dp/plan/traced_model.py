@@ -85,7 +85,6 @@ class TracedModel:
 
     @property
     def has_norms(self) -> bool:
-        """Whether it has BatchNorms."""
         return any(operator.channels for operator in self.operators)
 
     @property

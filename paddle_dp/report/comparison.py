@@ -228,7 +228,6 @@ def comparison_page(comparison: RunComparison, folder: Path) -> Html:
 
 
 def _links(runs: Sequence[RunRecord], labels: Sequence[str], folder: Path) -> Html:
-    """Links to the reports that exist."""
     links = [
         f'<a href="{escape(quote(os.path.relpath(run.folder / NAME, folder)))}">{escape(label)}</a>'
         for run, label in zip(runs, labels, strict=True)

@@ -11,8 +11,6 @@ from paddle_dp.text import few
 
 _MOST_TEXT = 100_000  # characters of a recipe
 
-# Attempts, environment, recipe ----------------------------------------------------------------------------------------
-
 
 def attempts(run: RunRecord) -> Html:
     rows, begun = [], [begin_seconds(attempt) for attempt in run.attempts]

@@ -21,7 +21,6 @@ _SHORT = 32  # characters of a cell that stand on one line
 
 
 def page(title: str, body: Iterable[Html]) -> Html:
-    """A whole page with this title."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'

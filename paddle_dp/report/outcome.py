@@ -66,8 +66,7 @@ def _story(run: RunRecord) -> str:
 
 def _score_tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     for name in main_scores(run)[:2]:
-        points = run.curve("evaluated", name)
-        best = run.best(name)
+        points, best = run.curve("evaluated", name), run.best(name)
         if not points or best is None:
             continue
         limits = run.bounds(name, points[-1][1])
@@ -78,8 +77,7 @@ def _score_tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    losses = run.curve("step", "loss")
-    if losses:
+    if losses := run.curve("step", "loss"):
         yield "training loss", f"{losses[-1][1]:.4g}", f"{losses[0][1]:.4g} at step {losses[0][0]:.0f}"
     total = run.last("start").get("total_steps") or run.certificate.get("steps")
     epochs = max((number(lines[-1].get("epoch")) or 0 for lines in run.events.values() if lines), default=0)

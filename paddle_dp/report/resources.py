@@ -18,8 +18,6 @@ _COMPONENTS = {
 }  # fmt: skip
 _MOST_DRAWN_RANKS, _MOST_BARS = 64, 8
 
-# Layout and time ------------------------------------------------------------------------------------------------------
-
 
 def layout(run: RunRecord) -> Html:
     degrees = degrees_of(run)

@@ -163,7 +163,6 @@ class RunRecord:
 
     @property
     def attempts(self) -> list[Json]:
-        """The attempts of the certificate."""
         rows = self.certificate.get("attempts")
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
@@ -196,7 +195,6 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """The last step on record."""
         steps = [number(lines[-1].get("step")) or 0 for lines in self.events.values() if lines]
         return int(max([*steps, number(self.attempt.get("to")) or 0]))
 

@@ -119,13 +119,10 @@ def makers() -> Any:
         from visualdl.component import base_component
 
         return base_component
-    before = os.environ.get("HOME")
-    with tempfile.TemporaryDirectory() as borrowed:
-        os.environ["HOME"] = borrowed
-        try:
-            from visualdl.component import base_component
-        finally:
-            os.environ.pop("HOME") if before is None else os.environ.update(HOME=before)
+    from unittest import mock
+
+    with tempfile.TemporaryDirectory() as borrowed, mock.patch.dict(os.environ, HOME=borrowed):
+        from visualdl.component import base_component
     return base_component
 
 
