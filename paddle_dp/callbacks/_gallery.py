@@ -50,8 +50,7 @@ def cut_weights(run: Run, learner: Any) -> str:
 
 
 def obstacle(run: Run, learner: Any) -> str:
-    """The reason for which no gallery can be computed on one rank, as a sentence; "" if it can. The same on every
-    rank."""
+    """Why no gallery can be computed on one rank, as a sentence; "" if it can. The same on every rank."""
     if run.test_loader is None:
         return "there are no held-out samples"
     if isinstance(run.test_loader.dataset, Stream):

@@ -108,8 +108,7 @@ def left_out(count: int, steps: int) -> str:
 
 @dataclass(frozen=True)
 class Took:
-    """The cost of a training: `seconds` for its `steps` after step `first`; `sent`: bytes that `sender` sent per
-    step."""
+    """A training's cost: `seconds` for its `steps` after step `first`; `sent`: bytes that `sender` sent per step."""
 
     steps: int
     seconds: float

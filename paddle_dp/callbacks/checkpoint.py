@@ -44,8 +44,7 @@ class Config:
 
 @dataclass(kw_only=True)
 class _Writing:
-    """A checkpoint that is being written in the background: its progress, the seconds that training was stalled, and
-    the numbers to report."""
+    """A checkpoint that is being written in the background, the seconds that it stalled training, and its numbers."""
 
     save: BackgroundSave = field(init=False)
     progress: Progress
@@ -239,8 +238,7 @@ class CheckpointCallback(Callback):
         self._name_best(path, best)
 
     def _tell_failure(self, moment: Moment, error: NotWrittenError, progress: Progress) -> None:
-        """Reports a failed save; the training continues. The first failure for a reason gets the full message, those
-        that follow a short one."""
+        """Reports a failed save, in full the first time for a reason, then shortly; the training continues."""
         is_over = moment.progress.step >= moment.trainer.total_steps
         if error.reason and error.reason == self._refused_for:
             if self.run.mesh.is_main:
@@ -302,8 +300,7 @@ class CheckpointCallback(Callback):
             print(line, file=sys.stderr, flush=True)
 
     def _remembered(self, step: int) -> float | None:
-        """The best number so far; None if it was recorded after `step`, from which the run resumes, or is one of other
-        held-out samples."""
+        """The best number so far; None if it is of a step after `step`, where the run resumes, or of other samples."""
         best, samples = checkpoints.best(self.folder), self.run.evaluation_samples
         if best is None or checkpoints.step_of(best) > step:
             return None

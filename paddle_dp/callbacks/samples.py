@@ -41,8 +41,7 @@ class Config:
 
 
 class SampleGallery(Callback):
-    """Computes the samples on the main rank, while the others wait. Without whole weights there it shows none, and says
-    why."""
+    """Computes the samples on the main rank while the others wait; without whole weights there it says why not."""
 
     reads = False
 

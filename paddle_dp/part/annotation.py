@@ -80,8 +80,7 @@ def cuts_of(layer: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cut:
-    """An entry of a layer's `cuts` table: the attribute, the way to cut it, and its value: a layer, or a number that
-    counts heads or columns."""
+    """An entry of a layer's `cuts` table: the attribute, the way to cut it, and its value (a layer, or a count)."""
 
     name: str
     way: str
@@ -89,8 +88,7 @@ class Cut:
 
 
 def cut_entries(layer: Any) -> list[Cut]:
-    """The entries of a layer's `cuts` table. Raises UsageError for an unknown way, and for an attribute that the layer
-    lacks."""
+    """A layer's `cuts` table. Raises UsageError for an unknown way, and for an attribute that the layer lacks."""
     table, kind = cuts_of(layer), type(layer).__name__
     for name, way in table.items():
         if way not in CUTTABLE:

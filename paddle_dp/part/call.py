@@ -72,8 +72,7 @@ class Call(BaseModel):
 
 
 def _copied(value: Any) -> Any:
-    """A setting with its own dicts and lists: some functions take entries out of them, and a part is built more than
-    once."""
+    """A setting with its own dicts and lists: functions take entries out of them, and a part is built repeatedly."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, list) else value
@@ -88,8 +87,7 @@ class ScheduleCall(Call):
 
 
 class LossCall(Call):
-    """The Config of a loss, or metric, that is a plain function of (outputs, targets, …): build() returns the function
-    itself."""
+    """The Config of a loss or metric that is a function of (outputs, targets, …): build() returns that itself."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
         called, settings = type(self).called, self.recipe_settings()

@@ -69,8 +69,7 @@ class Choice:
 
 
 def is_match(pattern: str, names: Iterable[str]) -> bool:
-    """True if a pattern, or a layer's name, matches one of a parameter's names: a weight that layers share has several
-    `names`."""
+    """True if a pattern, or a layer's name, matches one of a parameter's names: a shared weight has several."""
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
 
 
@@ -136,8 +135,7 @@ class Adapter(Protocol):
 
 
 def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozenset[str]]:
-    """The model with the adapter built in, and the names of the parameters that it had before; without an adapter, the
-    model and no names."""
+    """The model with the adapter built in, and the names of its earlier parameters; without an adapter, none."""
     if adapter is None:
         return model, frozenset()
     before = frozenset(name for names, _ in named_parameters(model) for name in names)

@@ -84,8 +84,7 @@ class Part:
         return bool(getattr(getattr(self.config, "called", self.config), "needs_job", False))
 
     def prepare(self, model: Any) -> list[str]:
-        """Lets an optimizer see the whole model before it is placed; returns its remarks. A Config without a method
-        `prepare` does nothing."""
+        """Lets an optimizer see the whole model before it is placed (its Config's `prepare`); returns its remarks."""
         return list(self.config.prepare(model)) if hasattr(self.config, "prepare") else []
 
     def build(self, *arguments: Any, **named: Any) -> Any:

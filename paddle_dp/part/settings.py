@@ -138,8 +138,7 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
 
 
 def _with_key(message: str, path: Keys, owner: ErrorContext) -> str:
-    """The message on a part, which knows the last word of its key alone, with the whole key: the keys of turns are
-    deeper than the recipe's."""
+    """The message on a part, which knows its key's last word alone, with the whole key: turns' are deeper."""
     key, name = owner.dotted(path), str(path[-1]) if path else ""
     if name not in SHELVES.values() or name == key or message.startswith(key):
         return message

@@ -66,8 +66,7 @@ def summary(shelf: str, name: str, home: Path | None = None) -> str:
 
 
 def has_config(shelf: str, name: str, home: Path | None = None) -> bool:
-    """True if a file mentions a Config. It is not imported: a user's models/ may hold other files, such as a
-    setup.py."""
+    """True if a file mentions a Config. It is not imported: a user's models/ may hold others, such as a setup.py."""
     try:
         return "Config" in _source(shelf, name, home)
     except (OSError, UnicodeDecodeError):

@@ -180,8 +180,7 @@ def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]
 
 
 def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int]) -> list[str]:
-    """Ranks of a pipeline that train nothing, one sentence each. `learns`: the number of trained parameters of each
-    block."""
+    """Ranks of a pipeline that train nothing, one sentence each. `learns`: the trained parameters of each block."""
     reasons = []
     for rank in range(ranks):
         stages = range(rank, len(bounds) - 1, ranks)

@@ -115,8 +115,7 @@ class Planner:
                 yield choice
 
     def local_norm_seconds(self, choice: Candidate) -> float | None:
-        """Seconds of this layout's step if BatchNorms took the statistics of each rank alone; None if they do, or if
-        there are none."""
+        """Seconds of this layout's step with BatchNorms of each rank alone; None if they are, or if there are none."""
         model, is_sync = self.model, self.numerics.sync_norms and choice.degrees.dp_size > 1
         if not (isinstance(model, TracedModel) and model.has_norms and is_sync):
             return None

@@ -165,8 +165,7 @@ class ScalingModel:
         return foretold(step_beyond(alone, loss, ring, doublings, overlaps), base)
 
     def losses(self, base: MeasuredSteps) -> tuple[float, float]:
-        """The seconds that a measured step of several ranks takes more than one rank alone: by crowding, and by the
-        exchange."""
+        """Seconds that a measured step of several ranks takes more than one alone: by crowding, and by the exchange."""
         alone = self.alone(base.samples)
         more = max(0.0, base.seconds - alone)
         crowd = min(more, max(0.0, self.crowding - 1) * alone)

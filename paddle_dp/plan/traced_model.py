@@ -231,8 +231,7 @@ def traced_step_time(
 
 
 def _stages(model: TracedModel, choice: Candidate, times: _BlockTimes, weights: Numbers) -> dict[str, float]:
-    """Seconds of one micro-batch on the slowest rank of the pipeline by kind, `mean` of all ranks; and the most
-    `weights` of one."""
+    """Seconds of a micro-batch on the pipeline's slowest rank by kind, `mean` of all; and the most `weights` of one."""
     recomputed = recomputed_blocks(model.blocks, choice.recompute)
     repeats = np.isin(np.arange(model.blocks), recomputed).astype(float)
     products = times.products * (1 + repeats) + times.products_backward

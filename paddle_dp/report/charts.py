@@ -31,8 +31,7 @@ class Curve:
 
 
 def thinned(curve: Curve) -> Curve:
-    """The curve with at most `MOST_POINTS` points: means of buckets, whose smallest and largest value are its
-    bounds."""
+    """The curve with at most `MOST_POINTS` points: means of buckets, whose extremes are its bounds."""
     points = sorted(curve.points)
     if len(points) <= MOST_POINTS:
         return curve

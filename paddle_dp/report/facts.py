@@ -29,11 +29,6 @@ def component_name(entry: Any) -> str:
     return str(entry.get("use", "")) if isinstance(entry, dict) else str(entry or "")
 
 
-def setting(run: RunRecord, section_name: str, key: str) -> Any:
-    entry = run.recipe.get(section_name)
-    return entry.get(key) if isinstance(entry, dict) else None
-
-
 def split_facts(run: RunRecord, split: str) -> Json:
     """The certificate's facts of the training data ("train") or the held-out data ("test"); {} without any."""
     data = run.certificate.get("data")
@@ -56,8 +51,7 @@ def degrees_of(run: RunRecord) -> Degrees | None:
 
 
 def main_scores(run: RunRecord) -> list[str]:
-    """The held-out scores, the most telling first: the one that `best` of a callback watches, then others, the loss
-    last."""
+    """The held-out scores: first those that `best` of a callback watches, then others, the loss last."""
     callbacks = run.recipe.get("callbacks")
     watched = [c.get("best") for c in callbacks if isinstance(c, dict)] if isinstance(callbacks, list) else []
     names = run.score_names("evaluated")

@@ -15,7 +15,6 @@ from paddle_dp.report.facts import (
     main_scores,
     recipe_path,
     sample_count,
-    setting,
     timespan,
 )
 from paddle_dp.report.html_page import Html, command, details, note, paragraph, section, table, tiles
@@ -47,7 +46,8 @@ def _story(run: RunRecord) -> str:
     named = f"The model {model} was trained on the data set {dataset}"
     trained = named if model else "A script's model was trained"
     trained += f" ({samples:,} samples)" if samples else ""
-    batch = setting(run, "train", "batch")
+    train = run.recipe.get("train")
+    batch = train.get("batch") if isinstance(train, dict) else None
     steps = plural(run.step, "update") + (f" of {batch} samples" if batch else "")
     ranks = "one process" if run.ranks == 1 else f"{run.ranks} ranks" + (f" ({degrees})" if degrees else "")
     device = run.last("start").get("device") or run.attempt.get("device")

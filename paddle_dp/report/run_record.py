@@ -277,8 +277,7 @@ class RunRecord:
         return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else []
 
     def bounds(self, name: str, share: float, evaluated: float | None = None) -> tuple[float, float] | None:
-        """The 95 % interval of an accuracy over the `evaluated` samples, by default the last evaluation's; None for
-        other scores."""
+        """The 95 % interval of an accuracy over `evaluated` (by default the last) samples; None for other scores."""
         count = self.independent_samples(evaluated)
         is_accuracy = re.fullmatch(r"(ema_)?acc(uracy)?\d*", name) and 0 <= share <= 1
         return interval(share, count) if is_accuracy and count else None

@@ -49,8 +49,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
 
 
 def frame(degrees: Degrees, split: Sequence[str], coords: dict[str, int]) -> Frame:
-    """The frames of the axes in `split` at the coordinates `coords`; stages below each other, other axes side by
-    side."""
+    """The frames of the axes in `split` at `coords`; stages below each other, other axes side by side."""
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
     axis, *inner = split

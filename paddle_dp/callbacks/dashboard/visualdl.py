@@ -71,8 +71,7 @@ def _blank(size: int) -> bytes:
 
 
 def padded(message: bytes, size: int) -> bytes:
-    """The protobuf message with an unknown field as padding, of `size` bytes in all; b"" if no padding has such a
-    length."""
+    """The protobuf message, padded to `size` bytes by an unknown field; b"" if no padding has such a length."""
     for length in range(max(size - len(message) - 6, 0), size - len(message) - 1):
         filled = message + _UNKNOWN + varint(length) + bytes(length)
         if len(filled) == size:
