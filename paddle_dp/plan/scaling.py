@@ -134,22 +134,22 @@ class ScalingModel:
         `measured_too`: a measured step is its own forecast."""
         size = self.size / 2 if half else self.size
         sent = ring_share(ranks) * size
-        made = partial(ForetoldStep, ranks=ranks, samples=samples, sent=sent)
+        forecast = partial(ForetoldStep, ranks=ranks, samples=samples, sent=sent)
         measured = self._measured(ranks, samples) if measured_too and not half else None
         if measured is not None:
-            return made(seconds=measured.seconds, low=measured.low, high=measured.high, kind="measured")
+            return forecast(seconds=measured.seconds, low=measured.low, high=measured.high, kind="measured")
 
         def foretold(seconds: float, base: MeasuredSteps) -> ForetoldStep:
             """The bar of published points, and the spread of the measurement on which the forecast stands."""
             low, high = base.low / base.seconds / self.bar, base.high / base.seconds * self.bar
-            return made(seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold")
+            return forecast(seconds=seconds, low=low * seconds, high=high * seconds, kind="foretold")
 
         alone = self.alone(samples)
         if ranks == 1:
             return foretold(alone, self.single[0])
         if not self.together:
             floor = alone if self.link is None else max(alone, sent / self.link)
-            return made(seconds=floor, low=floor, high=float("inf"), kind="bound")
+            return forecast(seconds=floor, low=floor, high=float("inf"), kind="bound")
         base = self._nearest(samples)
         crowd, exchange = self.losses(base)
         share = ring_share(min(ranks, self.node)) / ring_share(self.ranks)
@@ -160,7 +160,7 @@ class ScalingModel:
             return foretold(step_beyond(alone, loss, 0.0, max(0.0, doublings), overlaps), base)
         if self.link is None:
             floor = alone + loss
-            return made(seconds=floor, low=floor / self.bar, high=float("inf"), kind="bound")
+            return forecast(seconds=floor, low=floor / self.bar, high=float("inf"), kind="bound")
         ring = ring_share(machines) * size / (LINK_SHARE * self.link)
         return foretold(step_beyond(alone, loss, ring, doublings, overlaps), base)
 

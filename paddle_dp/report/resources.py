@@ -71,13 +71,13 @@ def time_shares(run: RunRecord) -> Html:
         return section("Where the time went", *body, paragraph(_UNMEASURED, "quiet") if run.events else "")
     measured = Measured.from_fields(line)
     body.append(paragraph(f"A step, as measured over steps {measured.first} to {measured.last}:"))
-    seen = set[str]()
+    drawn = set[str]()
     for times in measured.rank_times[:_MOST_BARS]:
         shares = _shares(times)
-        seen |= {name for name, (share, _) in shares.items() if share > 0.001}
+        drawn |= {name for name, (share, _) in shares.items() if share > 0.001}
         body.append(f"<small class=quiet>rank {times.rank}, {duration(times.step)}</small>{bar(shares)}")
     body += [
-        legend({name: colour for name, colour in _COMPONENTS.items() if name in seen}),
+        legend({name: colour for name, colour in _COMPONENTS.items() if name in drawn}),
         details("The numbers, and what would make a step shorter", command("\n".join(measured.report()))),
         paragraph(_EXPLAINED, "quiet"),
     ]
