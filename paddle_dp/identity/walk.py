@@ -83,10 +83,12 @@ def prefixed(prefix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Walker:
     """Walks objects. `state`: also reads random generators and iterators, which change with use. `saved`: where it is
-    not None, tensors with a gradient count, too, except those with these ids."""
+    not None, tensors with a gradient count, too, except those with these ids. `only_plain`: reads numbers and texts
+    alone, without tensors and containers, which take time."""
 
     state: bool = False
     saved: Collection[int] | None = None
+    only_plain: bool = False
 
     def settings_of(self, thing: Any, depth: int = _DEPTH) -> dict[str, Any]:
         """The settings of an object by path."""
@@ -97,6 +99,8 @@ class Walker:
         facts: dict[str, Any] = {}
         for name, value in values.items():
             if value is None or isinstance(value, Parameter) or _may_differ(name, value):
+                continue
+            if self.only_plain and not isinstance(value, (int, float, str)):
                 continue
             if (plain := self._plain(value)) is not _NO_VALUE:
                 facts[name] = plain
@@ -190,16 +194,6 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if not name.startswith(hidden)}
 
 
-def globals_of(function: Any) -> dict[str, Any]:
-    """The global variables that a user's function reads and may change, "global calls": numbers, texts, and lists and
-    dicts of them."""
-    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    if code is None or is_library(function.__module__):
-        return {}
-    kinds = (bool, int, float, str, list, tuple, dict)
-    return {f"global {name}": values[name] for name in code.co_names if isinstance(values.get(name), kinds)}
-
-
 _DEFAULTS = (
     bool, int, float, str, Enum, list, tuple, set, frozenset, dict, np.generic, np.ndarray, paddle.Tensor,
 )  # fmt: skip
@@ -221,17 +215,22 @@ def tensors_of(layer: nn.Layer) -> dict[str, Any]:
     return {name: digest for name, digest in digests.items() if digest is not _NO_VALUE}
 
 
-def hooks_of(layer: nn.Layer) -> dict[str, Any]:
-    """The kinds and settings of the hooks around a layer's forward, such as spectral norm, without this package's."""
-    facts: dict[str, Any] = {}
+def hooks_around(layer: nn.Layer) -> dict[str, Any]:
+    """The hooks around a layer's forward, without this package's, by "hook before 0"."""
+    hooks: dict[str, Any] = {}
     for position, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
-        for number, hook in enumerate(hook for hook in table.values() if not _is_package_hook(hook)):
-            facts |= prefixed(f"hook {position} {number}", {"": kind_of(hook), **Walker().settings_of(hook)})
+        kinds = [(hook, kind_of(hook.func if isinstance(hook, partial) else hook)) for hook in table.values()]
+        users = [hook for hook, kind in kinds if not kind.startswith("paddle_dp.")]
+        hooks |= {f"hook {position} {number}": hook for number, hook in enumerate(users)}
+    return hooks
+
+
+def hooks_of(layer: nn.Layer) -> dict[str, Any]:
+    """The kinds and settings of the hooks around a layer's forward, such as spectral norm."""
+    facts: dict[str, Any] = {}
+    for label, hook in hooks_around(layer).items():
+        facts |= prefixed(label, {"": kind_of(hook), **Walker().settings_of(hook)})
     return facts
-
-
-def _is_package_hook(hook: Any) -> bool:
-    return kind_of(hook.func if isinstance(hook, partial) else hook).startswith("paddle_dp.")
 
 
 def _array(value: Any) -> Any:
