@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paddle_dp.core.consistency import digests
-from paddle_dp.identity.walk import Attributes
+from paddle_dp.identity.walk import Attributes, Walker
 from paddle_dp.learner import Learner
 from paddle_dp.learner.learner_checks import gathered_names
 from paddle_dp.text import and_more
@@ -22,8 +22,9 @@ class Unsaved:
         self._callbacks = Attributes({})
 
     def watch(self, callbacks: Iterable[Any]) -> None:
-        """Looks at the attributes of a user's callbacks from now on."""
-        self._callbacks = Attributes({type(callback).__name__: callback for callback in callbacks})
+        """Looks at the numbers and texts of users' callbacks from now on."""
+        walker = Walker(only_plain=True)
+        self._callbacks = Attributes(walker.by_label((type(c).__name__, c) for c in callbacks), walker)
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
@@ -53,7 +54,6 @@ class Unsaved:
                 "run starts with its first value. If later batches read it, keep it in a buffer of the model "
                 "(register_buffer); of a schedule, name it in state_keys."
             )
-
         if states:
             _print(
                 f"callback {states[0]}{and_more(states)}: changed in training, and not in the checkpoint, so a resumed "

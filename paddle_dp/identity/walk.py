@@ -115,7 +115,7 @@ class Walker:
         """The facts of an object ("": its kind), or of the entries of a list or a dict."""
         if isinstance(value, (list, tuple, deque, Mapping)):
             pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-            return self.walk(self._by_label(pairs), depth)
+            return self.walk(self.by_label(pairs), depth)
         if self.state and isinstance(value, GeneratorType):
             frame = value.gi_frame
             return {} if frame is None else self.walk({"line": frame.f_lasti, **frame.f_locals}, depth)
@@ -126,7 +126,7 @@ class Walker:
         tensors = tensors_of(value) if isinstance(value, nn.Layer) else {}
         return {"": kind_of(value), **self.settings_of(value, depth), **tensors}
 
-    def _by_label(self, pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    def by_label(self, pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         """The entries of a dict by labels that are equal in each process: keys may be objects, or their addresses."""
         entries: dict[str, Any] = {}
         for key, entry in pairs:
@@ -292,7 +292,7 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
     if isinstance(value, Iterator):
-        with warnings.catch_warnings(), suppress(TypeError):
+        with warnings.catch_warnings(), suppress(Exception):
             warnings.simplefilter("ignore", DeprecationWarning)  # from itertools, since Python 3.12
             return value.__reduce__()
     return None
@@ -351,12 +351,13 @@ class OptimizerMemory:
 class Attributes:
     """Reads the attributes of objects when it is created, and lists those that training has changed since.
 
-    `owners`: objects by their name in messages; objects of library classes are left out.
+    `owners`: objects by their name in messages; objects of library classes are left out. Their state_dict counts as
+    saved if `walker` reads state.
     """
 
-    def __init__(self, owners: Mapping[str, Any]):
-        kinds = {n: owner if isinstance(owner, FunctionType) else type(owner) for n, owner in owners.items()}
-        self._owners = {n: owner for n, owner in owners.items() if not is_library(kinds[n].__module__)}
+    def __init__(self, owners: Mapping[str, Any], walker: Walker | None = None):
+        self._walker = walker or Walker(state=True)
+        self._owners = {n: owner for n, owner in owners.items() if not is_library(kind_of(owner))}
         self._initial = self._facts()
 
     def changed(self) -> list[str]:
@@ -367,10 +368,10 @@ class Attributes:
         facts: _Facts = {}
         for label, owner in self._owners.items():
             has_state = hasattr(owner, "state_dict") and not isinstance(owner, nn.Layer)
-            saved = owner.state_dict() if has_state else {}
+            saved = owner.state_dict() if has_state and self._walker.state else {}
             for name, value in attributes_of(owner).items():
                 if name not in saved:
-                    facts[f"{label}.{name}"] = Walker(state=True).walk({name: value})
+                    facts[f"{label}.{name}"] = self._walker.walk({name: value})
         return facts
 
 

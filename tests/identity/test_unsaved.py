@@ -11,6 +11,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.identity.walk import Walker
 from paddle_dp.train import Callback, Moment
 from tests.house.datasets import Samples
 from tests.ranks import run_ranks
@@ -187,20 +188,54 @@ class Doubles(Callback):
         weight.set_value(weight * 2 + 1)
 
 
-class Patience(Callback):
-    """Counts steps, and may end a training then."""
+class Rows:
+    """An iterator that cannot be copied, such as a data loader's."""
 
-    def __init__(self) -> None:
-        self.steps, self.most = 0, 5
+    def __iter__(self) -> Rows:
+        return self
+
+    def __next__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("rows cannot be pickled")
+
+
+class Patience(Callback):
+    """Counts steps, and may end a training then; averages, lists and iterators of a callback are no settings."""
+
+    def __init__(self, counts: bool = True) -> None:
+        self.counts, self.steps, self.most = counts, 0, 5
+        self.shadow, self.losses, self.rows = paddle.zeros([4]), [0.0], Rows()
 
     def step(self, moment: Moment) -> None:
-        self.steps += 1
+        self.steps += self.counts
+        self.shadow, self.losses = self.shadow + 1, [1.0]
+
+    def state_dict(self) -> Any:
+        raise ValueError("nobody saves it")
 
 
-def test_what_a_callback_counts_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([True], "callback Patience.steps: "),
+        ([False], ""),
+        ([True, True], "callback Patience.steps and 1 more: "),
+        ([False, True], "callback Patience ("),
+    ],
+)
+def test_what_a_callback_counts_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counts: list[bool], told: str
+) -> None:
     model = nn.Linear(4, 3)
-    train(tmp_path, model, sgd(model), callbacks=[*SAVES, Patience()])
-    assert capsys.readouterr().err.count("callback Patience.steps: changed in training, and not in the") == 1
+    train(tmp_path, model, sgd(model), callbacks=[*SAVES, *map(Patience, counts)])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "changed in training" in line]
+    assert [line[: len(told)] for line in lines] == [told] * bool(told)
+
+
+def test_an_iterator_that_cannot_be_copied_is_no_state() -> None:
+    assert Walker(state=True).walk({"rows": Rows()}) == {"rows": f"{__name__}.Rows"}
 
 
 def test_a_callback_that_changes_weights_at_a_resume_is_told(
