@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from paddle_dp.data import Batch
@@ -32,7 +33,6 @@ from paddle_dp.mesh.mesh import MAIN_RANK
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
 from paddle_dp.train import blame
-from paddle_dp.train.callback import Moment
 from paddle_dp.train.ledger import Assignments, Share, Sums, means
 from paddle_dp.train.meter import tokens
 from paddle_dp.train.stopping import StopRequests
@@ -224,6 +224,7 @@ class RoundDriver:
         training, work_queue = self._training, work_queue_of(self._training.mesh)
         with training.learner.training():
             while training.continues:
+                training.check_order()
                 self._round(work_queue)
                 training.end_epoch()
 
@@ -338,10 +339,7 @@ class RoundDriver:
         numbers = self._line(number, rate, work_queue, met) if reads else {}
         # Without a target that counts there is no loss where they have met, either.
         if due and (met or numbers):
-            moment = Moment(
-                name="step", progress=training.progress, trainer=training, numbers=numbers, together=met
-            )  # fmt: skip
-            training.call(moment, due)
+            training.call(replace(training.moment("step"), numbers=numbers, together=met), due)
 
     def _line(self, number: int, rate: float, work_queue: WorkQueue, met: bool) -> Numbers:
         """The numbers of a step; {} while this rank knows none. Collective if the ranks have met: a rank without a new

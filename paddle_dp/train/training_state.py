@@ -269,11 +269,10 @@ class TrainingState:
                 if self.mesh.is_main:
                     print(
                         f"step {self.progress.step}: {plateau.watch} has not improved on {plateau.best:.6g}: the "
-                        f"learning rate is {plateau():.6g} from now on.",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                        f"learning rate is {plateau():.6g} from now on.", file=sys.stderr, flush=True,
+                    )  # fmt: skip
             self._tell_evaluated(evaluation)
+        self.learner.drop_gradients()  # which `call` does for all other moments
 
     def refuse_schedule(self) -> None:
         """Raises UsageError for a schedule that waits for a score which no evaluation has. Collective."""

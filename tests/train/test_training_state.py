@@ -1,5 +1,6 @@
 """What a training does about callbacks and data sets that would change it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,8 @@ from paddle import nn
 from paddle_dp import Callback, Trainer
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.errors import DivergenceError
+from paddle_dp.train.rounds import RoundDriver
+from paddle_dp.train.steps import StepDriver
 from paddle_dp.train.training_state import TrainingState
 from tests.house.datasets import Points
 
@@ -26,19 +29,47 @@ class Probe(Callback):
         self.model(paddle.ones([2, 6])).square().sum().backward()
 
 
-def weights(folder: Path, probed: bool) -> list[Any]:
+class EvaluationProbe(Callback):
+    """Runs it after the evaluations of a schedule."""
+
+    def __init__(self, model: nn.Layer):
+        self.model = model
+
+    def evaluated(self, moment: Any, evaluation: Any) -> None:
+        Probe.step(cast("Any", self), moment)
+
+
+def weights(folder: Path, probe: Any = None, **more: Any) -> list[Any]:
     paddle.seed(0)
     model = nn.Linear(6, 4)
     Trainer.of(
         model=model, loss=nn.CrossEntropyLoss(reduction="none"), train=Points(24), batch=8, optimizer="sgd",
-        callbacks=[Probe(model)] if probed else [], folder=folder,
+        callbacks=[probe(model)] if probe else [], folder=folder, **more,
     ).fit("4 steps")  # fmt: skip
     return cast("list[Any]", model.weight.tolist())
 
 
 def test_an_update_has_no_gradient_of_a_callback(tmp_path: Path) -> None:
     """On N ranks it would be added N times."""
-    assert weights(tmp_path / "probed", True) == weights(tmp_path / "plain", False)
+    more: dict[str, Any] = {
+        "test": Points(24),
+        "schedule": {"use": "plateau", "learning_rate": 0.1, "every": "1 step"},
+    }
+    for name, probe, words in (("step", Probe, {}), ("evaluation", EvaluationProbe, more)):
+        assert weights(tmp_path / name, probe, **words) == weights(tmp_path / f"plain {name}", **words)
+
+
+@pytest.mark.parametrize("driver", [StepDriver, RoundDriver])
+def test_each_driver_compares_the_orders_of_an_epoch(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_order() -> None:
+        raise DivergenceError("epoch 0")
+
+    monkeypatch.setattr("paddle_dp.train.rounds.work_queue_of", lambda mesh: None)
+    training = SimpleNamespace(
+        learner=SimpleNamespace(training=nullcontext), mesh=None, continues=True, check_order=check_order
+    )
+    with pytest.raises(DivergenceError, match="epoch 0"):
+        driver.run(SimpleNamespace(_training=training))
 
 
 class Stated(Points):
