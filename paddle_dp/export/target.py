@@ -26,11 +26,13 @@ def check_target(folder: Path) -> None:
 
 
 def _other_file(folder: Path) -> str:
-    """A file that no export has written, in a folder that one would replace; "" if there is none."""
-    held = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    with suppress(OSError, ValueError):
-        held -= {INFO, *json.loads((folder / INFO).read_text("utf-8")).get("files", held)}
-    return min(held, default="")
+    """A file that no export has written, in a folder that one would replace; "" if there is none. Tools leave hidden
+    files in an export, such as .DS_Store and _opt_cache; a repository's are somebody's."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        written = {INFO, *json.loads((folder / INFO).read_text("utf-8")).get("files", names)}
+        names = {n for n in names - written if n[0] not in "._" or n.startswith(".git")}
+    return min(names, default="")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,7 +203,15 @@ def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
         (partial / "export.json").write_text("{}")
         (partial / "model.json").touch()
     new = tmp_path / "hf/new"
+    for tools in (".DS_Store", "_opt_cache"):
+        (new / tools).touch()
     check_target(new)
-    (new / "serve.py").touch()
-    with pytest.raises(UsageError, match=r"holds something else already \(serve.py\)"):
-        check_target(new)  # which an export would have removed
+    for name in ("serve.py", ".git"):
+        (new / name).touch()
+        with pytest.raises(UsageError, match=rf"holds something else already \({re.escape(name)}\)"):
+            check_target(new)  # which an export would have removed
+        (new / name).unlink()
+    for foreign in ("[]", '{"files": 1}', "1"):
+        (new / "export.json").write_text(foreign)
+        with pytest.raises(UsageError, match=r"holds something else already"):
+            check_target(new)
