@@ -296,7 +296,8 @@ def main() -> None:
     if given.serve:
         serve(given.serve, given.batch, given.workers)
         return
-    start_with({name: os.environ.get(name, value) for name, value in MALLOC.items()})
+    if not MALLOC.keys() <= os.environ.keys():
+        start_with(MALLOC)
     if given.tokens:
         tokens(given.batch, given.length, given.rounds)
     else:

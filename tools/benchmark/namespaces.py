@@ -85,7 +85,7 @@ class Cluster:
     ) -> list[subprocess.Popen[bytes]]:
         """A command on each of the first nodes; what it prints goes into its log."""
         environment, processes = {**os.environ, **variables}, []
-        for space, command, log in zip(self.spaces, commands, logs, strict=False):
+        for space, command, log in zip(self.spaces[: len(commands)], commands, logs, strict=True):
             inside = ["ip", "netns", "exec", space, *command]
             with log.open("wb") as out:
                 job = subprocess.Popen(

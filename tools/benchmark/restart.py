@@ -67,7 +67,7 @@ def first(job: subprocess.Popen[bytes], run: Path, after: float, step: int = 0) 
 
 def rank_pid(run: Path, rank: int) -> int:
     """The process that writes the newest log of a rank."""
-    log = max((run / "logs").glob(f"attempt-*/workerlog.{rank}")).resolve()
+    log = max((run / "logs").glob(f"attempt-*/workerlog.{rank}"), default=run / "logs").resolve()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if Path(os.readlink(process / "fd" / "1")) == log:

@@ -216,5 +216,7 @@ def rows(data: Any) -> tuple[str, ...]:
     count, (_, leaves) = size(data), flatten(data)
     arrays = [leaf.numpy() if isinstance(leaf, paddle.Tensor) else np.asarray(leaf) for leaf in leaves]
     per_sample = [array for array in arrays if array.ndim and len(array) == count]
-    contents = (b"".join(array[row].tobytes() for array in per_sample) for row in range(count))
+    contents = (
+        b"".join(np.ascontiguousarray(array[row]).tobytes() for array in per_sample) for row in range(count)
+    )
     return tuple(map(crc, contents))
