@@ -256,8 +256,8 @@ class TraceComparison:
 
     def _probes(self, name: str) -> list[float]:
         """r of a parameter's gradient in each further batch."""
-        keys = self.reference.keys & self.candidate.keys
-        return [self._r(key) for key in sorted(keys) if Key.read(key)[::2] == ("probe", name)]
+        probes = (key for key in self.reference.keys & self.candidate.keys if key.startswith("probe|"))
+        return [self._r(key) for key in sorted(probes) if Key.read(key).name == name]
 
     def _r(self, key: str) -> float:
         return self._distance(Key.read(key), self.reference.array(key), self.candidate.array(key)).r

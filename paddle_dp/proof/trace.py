@@ -264,7 +264,7 @@ class RecordedSide:
             facts |= {"dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords}
             sheet.group("copy", facts.pop("copies"))
             sheet.group("output", facts.pop("outputs"))
-            self.facts |= {name: results[name] for name in ("differences", "rounds_to")}
+            self.facts |= {name: facts.pop(name) for name in ("differences", "rounds_to")}
             facts |= self._noise(name == "wide", sheet, results)
             sheet.finish(facts | {"seconds": time.perf_counter() - begun})
 
