@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import traceback
@@ -119,12 +120,11 @@ class Collected:
     def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
         """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
         if self.metric.adds:
-            with self.metric.named_errors():
-                sums = self._sums_of(outputs, targets)
             if not self.metric.tried and micro_batch.samples > 1:
                 self.metric.tried = True
-                self._refuse_means(sums, outputs, targets)
-            _add(self._sums, sums)
+                self._refuse_means(micro_batch.rows, outputs, targets)
+            with self.metric.named_errors():
+                _add(self._sums, _sums_of(self.metric.function, outputs, targets)[0])
             return
         pair, rows = {"outputs": outputs, "targets": targets}, micro_batch.samples
         arrays = [_array(leaf) for leaf in leaves(pair)]
@@ -141,24 +141,23 @@ class Collected:
         keys = np.asarray(places, "int64") + (batch.index << 32)
         self._rows.append([keys, *(array[:rows] for array in arrays)])
 
-    def _sums_of(self, outputs: Any, targets: Any) -> dict[str, np.ndarray]:
-        sums = self.metric.function.sums(mapped(_copied, outputs), mapped(_copied, targets))
-        return {name: _wide(_array(value)) for name, value in sums.items()}
-
-    def _refuse_means(self, full: dict[str, np.ndarray], outputs: Any, targets: Any) -> None:
-        """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares."""
+    def _refuse_means(self, rows: int, outputs: Any, targets: Any) -> None:
+        """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares. Tries
+        a copy of the metric, which may remember, where every tensor has a row for each sample."""
+        if any([*getattr(leaf, "shape", [])[:1]] != [rows] for leaf in leaves((outputs, targets))):
+            return
         try:
-            half = len(leaves(targets)[0]) // 2
-            cuts = [mapped(lambda x: x[:half], data) for data in (outputs, targets)]
-            rests = [mapped(lambda x: x[half:], data) for data in (outputs, targets)]
-            halves = [self._sums_of(*cuts), self._sums_of(*rests)]
+            function = copy.deepcopy(self.metric.function)
+            parts = (slice(None), slice(rows // 2), slice(rows // 2, None))
+            cut = [[mapped(lambda x: x[part], side) for side in (outputs, targets)] for part in parts]  # noqa: B023
+            (full, *halves), rounded = zip(*(_sums_of(function, *pair) for pair in cut), strict=True)
             addends = {name: np.stack([each[name] for each in halves]) for name in full}
         except Exception:  # noqa: BLE001 - so few samples may be none of its cases
             return
+        limit = 1e-2 if any(rounded) or any(map(_is_16_bit, leaves(outputs))) else 1e-3
         for name, value in full.items():
-            if np.abs(value - addends[name].sum(0)).max(initial=0) > 1e-3 * np.abs(addends[name]).sum(0).max(
-                initial=0
-            ):
+            most = np.abs(addends[name]).sum(0).max(initial=0)
+            if np.abs(value - addends[name].sum(0)).max(initial=0) > limit * most:
                 raise UsageError(
                     f"{self.metric.setting}: {name} of its sums is {value.sum():g} for some samples together, and "
                     f"{addends[name].sum():g} for their halves, added up: other ranks would give another "
@@ -275,10 +274,20 @@ def _copied(tensor: Any) -> Any:
     return tensor.clone() if isinstance(tensor, paddle.Tensor) else tensor
 
 
+def _sums_of(function: Any, outputs: Any, targets: Any) -> tuple[dict[str, np.ndarray], bool]:
+    """A metric's sums in 64 bits, and whether they were rounded to 16 before."""
+    sums = dict(function.sums(mapped(_copied, outputs), mapped(_copied, targets)))
+    return {name: _wide(_array(value)) for name, value in sums.items()}, any(map(_is_16_bit, sums.values()))
+
+
+def _is_16_bit(value: Any) -> bool:
+    return getattr(value, "dtype", None) in (paddle.bfloat16, paddle.float16, np.float16)
+
+
 def _array(value: Any) -> np.ndarray:
     """A tensor or number as an array, 16-bit floats as float32: NumPy has no bfloat16."""
     if isinstance(value, paddle.Tensor):
-        value = value.astype("float32") if value.dtype in (paddle.bfloat16, paddle.float16) else value
+        value = value.astype("float32") if _is_16_bit(value) else value
         return value.numpy()
     return np.asarray(value)
 

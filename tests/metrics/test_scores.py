@@ -350,6 +350,48 @@ def test_sums_that_do_not_add_up_are_refused(function: Any) -> None:
             held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
 
 
+class Kept(Sums):
+    """Adds nothing up but the number of samples, and keeps the outputs."""
+
+    def __init__(self) -> None:
+        self.scores: list[Any] = []
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        self.scores.append(outputs.numpy())
+        return {"samples": len(outputs)}
+
+    def compute(self, sums: Any) -> dict[str, Any]:
+        return {"total": sum(map(len, self.scores))}
+
+
+def test_a_metric_that_remembers_sees_every_sample_once() -> None:
+    assert collected(Metric(Kept(), "mine"), SCORES, CLASSES) == {"total": 41}
+
+
+def losses(outputs: Any) -> Any:
+    return (outputs * 1.37).sum()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "values"),
+    [
+        (paddle.to_tensor(SCORES**2).astype("bfloat16"), losses),
+        (paddle.to_tensor(SCORES**2).astype("bfloat16"), lambda outputs: float(losses(outputs))),
+        (paddle.to_tensor(SCORES**2), lambda outputs: losses(outputs).astype("bfloat16")),
+        (paddle.ones([30, 41, 6]), lambda outputs: outputs.mean(0).sum()),  # time first
+        (paddle.ones([82, 6]), lambda outputs: outputs[::2].max(0).sum()),  # two rows for each sample
+    ],
+)
+def test_sums_that_are_rounded_and_outputs_without_a_row_for_each_sample_are_not_refused(
+    outputs: Any, values: Any
+) -> None:
+    for targets in (paddle.to_tensor(CLASSES[:samples]) for samples in range(31, 42)):
+        micro_batch, samples = MicroBatch(None, targets, len(targets)), len(targets)
+        part = outputs[:samples] if len(outputs) == 41 else outputs
+        held = Collected(Metric(Sums(values), "mine"), 41)
+        held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, part, targets)
+
+
 def test_a_metric_that_changes_its_arguments_changes_no_other() -> None:
     def clearing(outputs: Any) -> Any:
         outputs.scale_(0.0)
