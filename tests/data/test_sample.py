@@ -139,6 +139,31 @@ def test_a_wrapper_that_hands_out_methods_of_its_data_is_read_itself(kind):
     assert [*read, int(stream[1][0][0])] == [[40, 10], [40, 10], 10]
 
 
+class Without(Quick):
+    """Takes its parent's methods back."""
+
+    take = iterate_from = None
+
+
+class Sometimes(Quick):
+    """Has the methods of data that it does not have."""
+
+    @property
+    def take(self):
+        raise AttributeError("take")
+
+    @property
+    def iterate_from(self):
+        raise AttributeError("iterate_from")
+
+
+@pytest.mark.parametrize("kind", [Without, Sometimes])
+def test_a_method_that_a_data_set_does_not_have_is_not_called(kind):
+    data = kind((np.full(2, i), i) for i in range(5))
+    read, stream = read_samples(data, np.array([4, 1]), 0, 0)[0][:, 0].tolist(), Stream(data, 5)
+    assert [*read, int(stream[1][0][0])] == [4, 1, 1]
+
+
 def test_two_arrays_are_two_inputs_and_a_list_of_numbers_is_one():
     (one, other), target = read_sample([((np.zeros(3), np.zeros(3)), [1, 2])], 0)
     assert one.shape == other.shape == (3,)
