@@ -62,11 +62,11 @@ def fingerprint(
     folder, "flat files 0, …"). `COLLATING` describes how a collate_fn treats the first samples together.
 
     Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
-    gives the reason. Every sample is read twice (with `take`, which is never random, once); a group that differs gets
-    the text `RANDOM` and is the last. `in_fork` reads in a forked process: workers must not inherit a file that is
+    gives the reason. Every sample is read twice; a group that differs gets the text `RANDOM` and is the last. `in_fork`
+    reads in a forked process: workers must not inherit a file that is
     opened at the first sample. Raises UsageError for a setting that fits no sample.
     """
-    return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds)
+    return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds, False)
 
 
 def common(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -110,11 +110,13 @@ def in_order(samples: int) -> Iterator[Indices]:
         done += more
 
 
-def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
+def _read(dataset: Dataset, seed: int, seconds: float, by_workers: bool) -> dict[str, str]:
     drawn, texts = _stated_order(dataset, seed)
     groups = in_order if isinstance(dataset, Stream) else order
     texts |= _walk(_drawn(groups, drawn), "samples", lambda which: _samples(dataset, seed, which), seconds)
-    texts |= _collating(dataset, seed) | _fault(dataset, seed)
+    texts |= _collating(dataset, seed)
+    if RANDOM not in texts.values() and len(dataset) > 1:
+        texts |= _fault(dataset, seed, by_workers)
     file_of = file_names(dataset)
     if file_of is not None:
         root = _folder(file_of, _drawn(order, drawn))
@@ -160,28 +162,32 @@ def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
         return {COLLATING: f"{UNREAD}: {error}"}
 
 
-def _fault(dataset: Dataset, seed: int) -> dict[str, str]:
-    """{FAULT: a sentence} if another read changes the arrays of the first sample, or if they depend on the other
-    samples of a `take`; else {}."""
-    if len(dataset) < 2:
-        return {}
-    stacked, other = is_stacked(dataset), 1 if isinstance(dataset, Stream) else len(dataset) - 1
+def _fault(dataset: Dataset, seed: int, by_workers: bool) -> dict[str, str]:
+    """{FAULT: a sentence} if another read changes a sample that is kept to be stacked or collated with it, or if a
+    sample depends on the others of a `take`; else {}. Workers (`by_workers`) copy each sample before the next."""
+    other = 1 if isinstance(dataset, Stream) else len(dataset) - 1
     try:
         with restoring_globals():
-            if stacked:
-                first = take(dataset, np.array([0]))
-                before, both = _copies(first), take(dataset, np.array([other, 0]))
-            else:
-                first = both = read_seeded(dataset, seed, 0, 0)
-                before = _copies(first)
-                read_seeded(dataset, seed, 0, other)
+            if is_stacked(dataset):
+                alone = _copies(take(dataset, np.array([0])))
+                among = _copies(rows_of(take(dataset, np.array([other, 0])), slice(1, 2)))
+                return {} if _close(alone, among) else {FAULT: _MIXED}
+            buffered = _buffered(dataset, seed, 0, by_workers)
+            before = _copies(buffered)
+            _buffered(dataset, seed, other, by_workers)
             if isinstance(dataset, Stream):
                 dataset.forget()
-    except DataError:
-        return {}  # the reader raises it
-    if not _close(before, leaves(first)):
-        return {FAULT: _REUSED}
-    return {FAULT: _MIXED} if stacked and not _close(before, leaves(rows_of(both, slice(1, 2)))) else {}
+            return {} if _close(before, leaves(buffered)) else {FAULT: _REUSED}
+    except Exception:  # noqa: BLE001 - the reader raises it; what a collate_fn gets need not be arrays
+        return {}
+
+
+def _buffered(dataset: Dataset, seed: int, index: int, by_workers: bool) -> Any:
+    """What a reader holds of a sample while it reads the next."""
+    raw = uncollated_samples(dataset, [index], seed, 0)
+    if raw and raw[0].is_global_batch:
+        return raw[0].sample
+    return () if by_workers else read_seeded(dataset, seed, 0, index)
 
 
 _REUSED = (
@@ -189,8 +195,9 @@ _REUSED = (
     "times: return a copy (array.copy()), not the same array each time"
 )
 _MIXED = (
-    "the result of take for a sample depends on the other indices. A rank reads only its share of a batch, so that "
-    "would be another batch on another number of ranks: let take give the rows that the data set gives one by one"
+    "the result of take for a sample, or its shape, depends on the other indices. A rank reads only its share of a "
+    "batch, so that would be another batch on another number of ranks: let take give the rows that the data set gives "
+    "one by one; where it pads to the longest, leave take out and set loader.pad"
 )
 
 
@@ -254,14 +261,13 @@ def _key(unit: str, indices: Indices) -> str:
 
 def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
     """The description of one sample, or the CRC-32 of several."""
-    is_fixed = is_stacked(dataset)  # the contract of `take`: never random
 
     def read() -> str:
         if len(indices) == 1:
             named = zip(("inputs", "targets"), read_samples(dataset, indices, seed, 0), strict=True)
             return ", ".join(f"{name} {_described(structure)}" for name, structure in named)
         crc = 0
-        for chunk in _slices(dataset, indices) if is_fixed else indices[:, None]:
+        for chunk in _slices(dataset, indices) if is_stacked(dataset) else indices[:, None]:
             crc = _crc(read_samples(dataset, chunk, seed, 0), crc)
         return f"{crc:08x}"
 
@@ -270,7 +276,7 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
             text = read()
             if isinstance(dataset, Stream):
                 dataset.forget()
-            return text if is_fixed or read() == text else RANDOM
+            return text if read() == text else RANDOM
     except DataError as error:
         return f"{UNREAD}: {error}"
 
@@ -336,7 +342,7 @@ def _bytes(array: np.ndarray[Any, Any]) -> Any:
 def _read_in_fork(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
     def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:
         try:
-            reply({"texts": _read(dataset, seed, seconds)})
+            reply({"texts": _read(dataset, seed, seconds, True)})
         except UsageError as error:
             reply({"wrong": str(error)})
 

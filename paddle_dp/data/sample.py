@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from paddle_dp.batch import leaves, mapped
-from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of
+from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of, rows_of
 from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
@@ -146,12 +146,7 @@ def _pair(dataset: Dataset, index: int, sample: Any) -> Pair:
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
     """Reads samples, each seeded separately, and stacks them: inputs [n, ...] and targets [n, ...]."""
-    return reader(dataset)(dataset, indices, seed, epoch)
-
-
-def reader(dataset: Dataset) -> Callable[[Dataset, Indices, int, int], Pair]:
-    """The implementation of `read_samples` for this data set: one `take`, or one by one."""
-    return _read_stacked if is_stacked(dataset) else _read_each
+    return (_read_stacked if is_stacked(dataset) else _read_each)(dataset, indices, seed, epoch)
 
 
 def _read_stacked(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
@@ -243,6 +238,19 @@ MicroArrays = tuple[Arrays, Arrays, int]
 """One micro-batch as arrays: inputs, targets, and the number of samples that count (see MicroBatch)."""
 
 
+Reads = Sequence[tuple[Indices, int]]
+"""The samples of each micro-batch of a share, and how many of them count (`Sampler.reads`)."""
+
+
+def micro_batches_of(pair: Pair, reads: Reads) -> list[MicroArrays]:
+    """The micro-batches of `reads`, whose rows `pair` holds one after another."""
+    micro_batches, row = [], 0
+    for indices, count in reads:
+        rows = slice(row, row := row + len(indices))
+        micro_batches.append((rows_of(pair[0], rows), rows_of(pair[1], rows), count))
+    return micro_batches
+
+
 BatchShare = tuple[int, Sampler]
 """A data rank's share of one global batch: the batch's index, and the data rank's sampler."""
 
@@ -277,18 +285,21 @@ class BatchSource:
 
 
 class InProcess(BatchSource):
-    """Reads in the training process when a batch is taken."""
+    """Reads in the training process when a batch is taken; by one `take`, which may return the same memory each
+    time."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
         self.dataset, self.sampler = dataset, sampler
-        self._keep = nullcontext if is_stacked(dataset) else restoring_globals
-        self._read = reader(dataset)
+        self._at_once = is_stacked(dataset)
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
+        data, seed = self.dataset, self.sampler.seed
         for k, sampler in shares:
-            with self._keep():
-                micro_batches = [
-                    (*self._read(self.dataset, indices, self.sampler.seed, epoch), count)
-                    for indices, count in sampler.reads(epoch, k)
-                ]
+            reads = sampler.reads(epoch, k)
+            if self._at_once and reads:
+                indices = np.concatenate([indices for indices, _ in reads])
+                yield micro_batches_of(_read_stacked(data, indices, seed, epoch), reads)
+                continue
+            with restoring_globals():
+                micro_batches = [(*_read_each(data, indices, seed, epoch), count) for indices, count in reads]
             yield micro_batches

@@ -27,6 +27,7 @@ from paddle_dp.data.sample import (
     Dataset,
     MicroArrays,
     is_stacked,
+    micro_batches_of,
     name,
     read_batch,
     read_samples,
@@ -110,12 +111,8 @@ class Prefetched(Pooled):
             slots = self.prefetch + 1
             return WorkerPool(self.dataset, self.sampler, self.timeout, self.workers, slots, sample)
 
-        for read, (inputs, targets) in self._prefetched(epoch, chain([first], reads), start):
-            micro_batches, row = [], 0
-            for indices, count in read:
-                rows = slice(row, row := row + len(indices))
-                micro_batches.append((rows_of(inputs, rows), rows_of(targets, rows), count))
-            yield micro_batches
+        for read, pair in self._prefetched(epoch, chain([first], reads), start):
+            yield micro_batches_of(pair, read)
 
 
 class GlobalBatches(Pooled):

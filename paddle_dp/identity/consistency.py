@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 SAME_START = "Start every node with the same recipe, overrides and package versions."
 SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at random draws."
-_SEEDED = (
-    "random and numpy.random are seeded for each sample, Paddle's generator and those of a data set are not"
-)
+_SEEDED = "random and numpy.random are seeded for each sample; take, Paddle's generator and those of a data set are not"
 SAME_SCRIPT = "Every rank must describe the same training."
 
 

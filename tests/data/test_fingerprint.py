@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from paddle_dp.data.fingerprint import FAULT, RANDOM, SECONDS, common, fingerprint, order
+from paddle_dp.data.prepared import prepared
+from paddle_dp.recipe.schema import LoaderSettings
 from tests.house import datasets as house
 
 
@@ -196,15 +198,50 @@ class Rounded(Taken):
         return self.inputs[indices] * np.float32(1 + 1e-7 * len(indices)), indices % 4
 
 
+class Padded(Taken):
+    """Sample i is i % 5 + 1 long, and rows are as long as the longest."""
+
+    def take(self, indices: Any) -> Any:
+        return self.inputs[indices, : (indices % 5).max() + 1], indices % 4
+
+
+class Drawn(Taken):
+    """A `take` that draws numbers of a generator of its own."""
+
+    def take(self, indices: Any) -> Any:
+        return self.inputs[indices] + RANDOMLY.standard_normal([len(indices), 6]), indices % 4
+
+
+RANDOMLY = np.random.default_rng(0)
+
+
+def joined(samples: list[Any]) -> Any:
+    return np.stack([array for array, _ in samples]), np.array([target for _, target in samples])
+
+
+def collating(kind: Callable[[], Points], collate: Any) -> Callable[[], Any]:
+    return lambda: prepared(kind(), LoaderSettings(collate=collate), joined)
+
+
+@pytest.mark.parametrize("by_workers", [False, pytest.param(True, marks=pytest.mark.processes)])
 @pytest.mark.parametrize(
-    ("kind", "fault"),
+    ("kind", "fault", "fault_of_workers"),
     [
-        (Points, ""), (Taken, ""), (Rounded, ""), (Reused, "return a copy"), (ReusedRows, "return a copy"),
-        (Centred, "depends on the other indices"),
+        (Points, "", ""), (Taken, "", ""), (Rounded, "", ""), (Drawn, "", ""), (ReusedRows, "", ""),
+        (Reused, "return a copy", ""),
+        (collating(Points, "batch"), "", ""), (collating(Reused, "samples"), "", ""),
+        (collating(Reused, "batch"), "return a copy", "return a copy"),
+        (Centred, "depends on the other indices", "depends on the other indices"),
+        (Padded, "set loader.pad", "set loader.pad"),
     ],
 )  # fmt: skip
-def test_samples_that_other_reads_change_are_a_fault(kind: Callable[..., Points], fault: str) -> None:
-    assert fault in fingerprint(kind(), 0).get(FAULT, "") and (FAULT in fingerprint(kind(), 0)) == bool(fault)
+def test_samples_that_other_reads_change_are_a_fault(
+    kind: Callable[[], Any], fault: str, fault_of_workers: str, by_workers: bool
+) -> None:
+    """Where they are kept: workers copy each sample before they read the next, but for a collate_fn of batches."""
+    told, expected = fingerprint(kind(), 0, by_workers), fault_of_workers if by_workers else fault
+    assert expected in told.get(FAULT, "") and (FAULT in told) == bool(expected)
+    assert (RANDOM in told.values()) == (kind is Drawn)
 
 
 def test_reading_leaves_the_generators_as_they_were() -> None:

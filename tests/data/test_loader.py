@@ -36,6 +36,20 @@ def test_take_gives_what_one_by_one_gives():
         assert rows(Loader(InMemory(11), sampler)) == rows(Loader(Numbers(11), sampler))
 
 
+def test_take_may_fill_the_same_memory_each_time():
+    """The second micro-batch of a batch was read over the first."""
+    data, memory = InMemory(11), np.zeros([11, 2], "float32")
+
+    def take(indices):
+        memory[: len(indices)], targets = InMemory.take(data, indices)
+        return memory[: len(indices)], targets
+
+    data.take = take
+    for micro_batches in (1, 3):
+        sampler = Sampler(11, 4, micro_batches=micro_batches)
+        assert rows(Loader(data, sampler)) == rows(Loader(Numbers(11), sampler))
+
+
 def test_starting_in_the_middle_gives_the_rest_and_reads_nothing_else():
     read = []
 
