@@ -12,7 +12,8 @@ sees a buffer, an attribute or a generator that another one changed. A clean tri
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import math
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -194,12 +195,13 @@ class _Trial:
             raise
         except Exception:  # noqa: BLE001 - not possible here; a later call reports any error
             return []
-        self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
-        if full["stated"] is not None and abs(full["stated"] - full["counts"][0]) > _SAME * full["counts"][0]:
+        self._refuse_counts(full, halves, "returned")
+        if full["is_pair"] and abs(full["stated"] - full["returned"]) > _SAME * full["returned"]:
             raise LossError(
-                f"the loss {self.loss.name} returns a count of {full['counts'][0]:g}, and its count(targets) is "
+                f"the loss {self.loss.name} returns a count of {full['returned']:g}, and its count(targets) is "
                 f"{full['stated']:g}, by which the sum over all ranks would be divided: both must be the same number."
             )
+        self._refuse_counts(full, halves, "stated")
         if full["drew"]:
             return []
         first, *repeats = full["totals"]
@@ -212,7 +214,8 @@ class _Trial:
             )
         sums = [chunk["totals"][0] for chunk in halves]
         if abs(first - sum(sums)) <= CLOSE * max(sum(map(abs, sums)), abs(first)):
-            self._refuse_scores(full["scores"], [chunk["scores"] for chunk in halves])
+            if repeated is None:
+                self._refuse_scores(full["scores"], [chunk["scores"] for chunk in halves])
             return []
         return [
             f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
@@ -228,8 +231,8 @@ class _Trial:
         return not buffer_ids.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
 
     def _called(self, chunk: MicroBatch, calls: int) -> Result:
-        """Totals and counts of the loss, called with the chunk's rows of all samples' outputs; no totals if the outputs
-        have no sample dim."""
+        """Totals of the loss, called with the chunk's rows of all samples' outputs, its counts, and scores, if they can
+        be computed; no totals if the outputs have no sample dim."""
         learner, first = self.learner, self.first
         scope = learner.runner.draws.scope(self._batch, first)
         with scope, learner.mixed.context(), paddle.no_grad():
@@ -239,17 +242,22 @@ class _Trial:
                 return {"totals": []}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
             outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
-            called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
-            scores, is_stated = self.loss.scores(outputs, chunk.targets), self.loss.counted == "targets"
+            pair, scores = (outputs, chunk.targets), {}
+            total, returned = map(number, self.loss(*pair))
+            with suppress(Exception):  # an evaluation reports it
+                scores = {name: number(value) for name, value in self.loss.scores(*pair).items()}
+            totals = [total, *(number(self.loss(*pair)[0]) for _ in range(calls - 1))]
+            stated = number(self.loss.count(chunk.targets)) if self.loss.counted == "targets" else returned
+            function = self.loss.function if stated != returned else None
             return {
-                "totals": [number(total) for total, _ in called], "counts": [number(count) for _, count in called],
-                "scores": {name: number(value) for name, value in scores.items()},
-                "stated": number(self.loss.count(chunk.targets)) if is_stated else None,
+                "totals": totals, "scores": scores, "returned": returned, "stated": stated,
+                "is_pair": callable(function) and isinstance(function(*pair), tuple | list),
                 "drew": _drawn(scope) != before, "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
             }  # fmt: skip
 
-    def _refuse_counts(self, full: Result, chunk_counts: list[float]) -> None:
-        count, samples = full["counts"][0], self.first.samples
+    def _refuse_counts(self, full: Result, chunks: list[Result], kind: str) -> None:
+        """Raises LossError for counts, "returned" or "stated", that do not add up."""
+        count, samples, chunk_counts = full[kind], self.first.samples, [chunk[kind] for chunk in chunks]
         if abs(count - sum(chunk_counts)) <= CLOSE * max(abs(count), 1.0):
             return
         outputs, targets = full["shape"], self.first.targets
@@ -272,7 +280,7 @@ class _Trial:
         """Raises LossError for a score that is no sum over samples: it is added up over ranks and micro-batches."""
         close = max(CLOSE, _tolerance(self.learner.mixed))
         for name, value in full.items():
-            addends = [chunk.get(name, 0.0) for chunk in chunks]
+            addends = [chunk.get(name, math.nan) for chunk in chunks]  # none, if it failed there
             if abs(value - sum(addends)) > close * max(abs(value), sum(map(abs, addends))):
                 raise LossError(
                     f"the score {name} of the loss {self.loss.name} is {value:g} for {self.first.samples} samples "

@@ -174,6 +174,8 @@ class BatchRunner:
         with paddle.no_grad(), self.loss.present(not micro_batch.is_dummy):
             total, count = self.loss(outputs, micro_batch.targets)
             sums = self.loss.sums(outputs, micro_batch.targets, total)
+            if self.loss.counted == "targets":  # as in training, whatever the loss returns
+                count = self.loss.count(micro_batch.targets)
         if micro_batch.is_dummy:
             return None
         *values, count = numbers([*sums.values(), count])

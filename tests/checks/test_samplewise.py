@@ -242,6 +242,38 @@ class Scored:
         return {"right": (outputs[:, 0] > -9).astype("float32").mean()}
 
 
+class FirstClass(Stated):
+    """Divides each sample's loss by the number of targets of class 0, which it states only."""
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def count(self, targets: paddle.Tensor) -> paddle.Tensor:
+        return (targets == 0).sum()
+
+
+class Constant(FirstClass):
+    def count(self, targets: paddle.Tensor) -> int:
+        return 3
+
+
+class Failing(Scored):
+    """A score that fails, and counts that do not add up."""
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return mean_and_one(outputs, targets)
+
+    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        raise RuntimeError("scored")
+
+
+class ScoredCentre(Centre):
+    """Its score is a sum, to a centre that moves with each call."""
+
+    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return {"distance": (outputs - self.centre).square().sum()}
+
+
 def task(loss: Any, model: nn.Layer | None = None, **more: Any) -> Task:
     model = model or network()
     trained = [p for p in model.parameters() if not p.stop_gradient]
@@ -284,6 +316,8 @@ def cross_entropy() -> nn.Layer:
         (Centre(), "Centre gives .* and then .* for the same outputs and targets: it remembers"),
         (Late(), "Late gives .* and then .* for the same outputs and targets: it remembers"),
         (Stated(), r"Stated returns a count of 8, and its count\(targets\) is 1, by which"),
+        (Constant(), "is over 3 things for 8 samples together, and over 3 and 3"),
+        (Failing(), "is over 1 things for 8 samples together, and over 1 and 1"),
         (Scored(), r"score right of the loss Scored is .* for 8 samples together, .*\.sum\(\), not"),
     ],
 )
@@ -303,7 +337,7 @@ def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
         findings(task(nn.MSELoss(reduction="none"), network(1)), of_floats, in_this_process, True)
 
 
-@pytest.mark.parametrize("loss", [weighted, drawn, CrossEntropy().build(), cross_entropy()])
+@pytest.mark.parametrize("loss", [weighted, drawn, CrossEntropy().build(), cross_entropy(), FirstClass()])
 def test_an_honest_loss_is_tried_without_a_word(loss: Any) -> None:
     found = tried_here(loss)
     assert not found.unknown and len(found.differences) == (loss is drawn)
@@ -325,9 +359,10 @@ def test_a_loss_is_tried_in_the_types_of_the_forward() -> None:
     assert tried_here(loss, precision=Precision(dtype="float64")) == Findings()
 
 
-def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
+@pytest.mark.parametrize("kind", [Centre, ScoredCentre])
+def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault(kind: type[Centre]) -> None:
     model = network()
-    model.add_sublayer("centre", centre := Centre())
+    model.add_sublayer("centre", centre := kind())
     model.forward = lambda x: model[2](model[1](model[0](x)))
     assert tried(centre, model) == Findings()
 

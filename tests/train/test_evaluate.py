@@ -230,3 +230,14 @@ def test_targets_that_the_loss_ignores_are_in_no_table(tmp_path, loss):
     assert found.confusion[0].sum() == 0 and found.confusion.sum() == counted.sum()
     assert found.numbers["acc1"] == pytest.approx((data.true == data.predicted)[counted].mean())
     assert found.per_class()[0]["support"] == 0
+
+
+def test_the_held_out_loss_is_divided_by_the_count_that_training_divides_by(tmp_path):
+    """By the 120 losses it was, of a loss that states another number and returns none."""
+
+    def loss(outputs, targets):
+        return outputs.sum(1) * 0 + 5.0
+
+    loss.count = lambda targets: (targets < 40).sum()
+    found = evaluated_scores(str(tmp_path), Scored("int64"), loss)
+    assert found.numbers["loss"] == pytest.approx(5.0 * 120 / (Scored("int64").true < 40).sum())
