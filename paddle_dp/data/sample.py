@@ -296,10 +296,16 @@ class InProcess(BatchSource):
         data, seed = self.dataset, self.sampler.seed
         for k, sampler in shares:
             reads = sampler.reads(epoch, k)
-            if self._at_once and reads:
+            if not self._at_once:
+                with restoring_globals():
+                    micro_batches = [
+                        (*_read_each(data, indices, seed, epoch), count) for indices, count in reads
+                    ]
+            elif len(reads) > 1:
                 indices = np.concatenate([indices for indices, _ in reads])
-                yield micro_batches_of(_read_stacked(data, indices, seed, epoch), reads)
-                continue
-            with restoring_globals():
-                micro_batches = [(*_read_each(data, indices, seed, epoch), count) for indices, count in reads]
+                micro_batches = micro_batches_of(_read_stacked(data, indices, seed, epoch), reads)
+            else:
+                micro_batches = [
+                    (*_read_stacked(data, indices, seed, epoch), count) for indices, count in reads
+                ]
             yield micro_batches

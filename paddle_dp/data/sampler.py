@@ -220,9 +220,11 @@ class Sampler:
 
     def _span(self, epoch: int, k: int) -> tuple[int, int]:
         """Where global batch `k` begins and ends in the order of the epoch."""
-        if not 0 <= k < (batches := self.batches_of(epoch)):
+        bounds = self._bounds(epoch)
+        batches = self.batches if bounds is None else len(bounds) - 1
+        if not 0 <= k < batches:
             raise IndexError(f"global batch {k}: an epoch has batches 0 to {batches - 1}")
-        if (bounds := self._bounds(epoch)) is None:
+        if bounds is None:
             return k * self.batch, min((k + 1) * self.batch, self.samples)
         return int(bounds[k]), int(bounds[k + 1])
 
