@@ -16,7 +16,7 @@ from paddle_dp.tensors import dtype_of
 
 def random_state() -> list[Any]:
     """Compares equal as long as nothing was drawn from Paddle's generators that this process uses, the CPU's and its
-    device's, and neither was set. `paddle.get_rng_state` reads those of all devices of the machine."""
+    device's, and neither was set. `paddle.get_rng_state` reads every generator of the machine."""
     return [paddle.Generator(name).get_state().__getstate__() for name in {"cpu", paddle.get_device()}]
 
 

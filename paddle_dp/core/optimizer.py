@@ -205,7 +205,7 @@ class Clip:
 
     @property
     def parameters(self) -> Parameters:
-        """Those of `updated` that have need_clip, which a callback may set, as it may on one process."""
+        """The parameters with need_clip, which a callback may set between two updates."""
         return [p for p in self.updated if getattr(p, "need_clip", True) is not False]
 
 

@@ -31,10 +31,10 @@ class OfEpoch(Protocol):
 
 
 def has_method(source: Any, method: str) -> bool:
-    """Whether a data set or a stream itself gives samples by this method. A wrapper with a `__getattr__` may have that
-    of the data within it, whose samples are not those of the wrapper; a class may take a method back, with None."""
-    is_its = method in getattr(source, "__dict__", ()) or hasattr(type(source), method)
-    return is_its and callable(getattr(source, method, None))
+    """Whether a data set or a stream itself gives samples by this method. A wrapper with a `__getattr__` may have
+    the method of the data within it, which gives other samples; a class may take a method back, with None."""
+    is_direct = method in getattr(source, "__dict__", ()) or hasattr(type(source), method)
+    return is_direct and callable(getattr(source, method, None))
 
 
 class Once:

@@ -28,7 +28,7 @@ class Unsaved:
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
-        schedule, and one for those of callbacks. Collective."""
+        schedule, and one for callbacks. Collective."""
         states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
@@ -58,7 +58,7 @@ class Unsaved:
             _print(
                 f"callback {states[0]}{and_more(states)}: changed in training, and not in the checkpoint, so a resumed "
                 "run starts with its first value. If it decides when to stop, or a rate, let it follow from "
-                "moment.progress, or save it beside the checkpoint (saved), and read it at the start."
+                "moment.progress, or save it at each checkpoint (`saved`), and read it at the start."
             )
 
     def _new(self, kind: str, names: Sequence[str]) -> list[str]:

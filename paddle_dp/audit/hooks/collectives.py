@@ -31,7 +31,7 @@ POSITIONS: dict[str, tuple[int | None, int | None]] = {
     "all_gather": (1, 0), "gather": (0, 1), "scatter": (1, 0), "reduce_scatter": (1, 0), "alltoall": (1, 0),
     "alltoall_single": (1, 0),
 }  # fmt: skip
-# Those of objects are made of the collectives above, also on one process; a message needs a second rank everywhere.
+# Collectives of objects are made of the ones above, also on one process; a message needs a second rank everywhere.
 ORIGINAL = (
     "all_gather_object", "broadcast_object_list", "scatter_object_list", "send", "recv", "isend", "irecv",
 )  # fmt: skip
