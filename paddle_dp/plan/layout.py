@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def state_label(self) -> str:
-        """The beginning of the line on a rank's bytes, if they are not those of one model."""
+        """The beginning of the line on a rank's bytes, unless they are one model's."""
         return ""
 
     @property

@@ -233,7 +233,7 @@ class Rendezvous:
         self._tell(say="begin", attempt=self.attempt, nodes=nodes, **terms)
 
     def _quit(self, member: Member, message: Message) -> None:
-        """Ends the job, and the others' ranks if they wait for those of the node that a signal has ended."""
+        """Ends the job, and the others' ranks if they wait for a node that a signal has ended."""
         if member.number in self._runs and member.number not in self._done:
             self._tell(say="end", attempt=self.attempt)
         self._over(int(message["status"]), f"{member} {message['why']}.")
