@@ -10,7 +10,7 @@ import pytest
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train.callback import Progress
+from paddle_dp.train.callback import Moment, Progress
 from paddle_dp.train.ledger import Assignments
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.rounds import RoundDriver
@@ -99,6 +99,7 @@ def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
             optimizer=SimpleNamespace(get_lr=lambda: 0.1), rate=SimpleNamespace(step=lambda: None)
         ),
         loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number, epoch: 64)),
+        moment=lambda name: Moment(name=name, progress=training.progress, trainer=training),
         call=lambda moment, due: losses.append(moment.numbers.get("loss")),
     )
     rounds = RoundDriver(training, async_rank=None, requests=None, check_every=None)  # type: ignore[arg-type]

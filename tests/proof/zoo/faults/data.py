@@ -13,7 +13,7 @@ from tests.proof.zoo.patching import last, rank, ranks
 MLP = Setting("mlp")
 CUTS = "paddle_dp.data.sampler:Sampler.cuts"
 ORDER = "paddle_dp.data.sampler:_order"
-READER = "paddle_dp.data.sample:InProcess.__init__"
+READ = "paddle_dp.data.sample:InProcess.read"
 FAULTS = FaultTable()
 
 
@@ -64,27 +64,18 @@ def order_of_the_first_epoch(order, samples, seed, epoch):
     return order(samples, seed, 0 if ranks() > 1 else epoch)
 
 
-@FAULTS.add("shifted targets", "silent-fault catalogue, DATA", MLP, READER)
-def targets_of_the_next_sample(init, reader, *options):
+@FAULTS.add("shifted targets", "silent-fault catalogue, DATA", MLP, READ)
+def targets_of_the_next_sample(read, source, epoch, shares):
     """On the last rank each input comes with its neighbour's target."""
-    init(reader, *options)
-    _change_read(reader, lambda inputs, targets: (inputs, np.roll(targets, 1, axis=0) if last() else targets))
+    for share in read(source, epoch, shares):
+        yield [(x, np.roll(y, 1, axis=0) if last() else y, counted) for x, y, counted in share]
 
 
-def _change_read(reader, change):
-    """From now on `change(inputs, targets)` replaces what the reader reads of a micro-batch."""
-    read = reader._read
-    reader._read = lambda *indices: change(*read(*indices))
-
-
-@FAULTS.add("own statistics", "silent-fault catalogue, DATA", MLP, READER)
-def normalized_by_the_own_share(init, reader, *options):
+@FAULTS.add("own statistics", "silent-fault catalogue, DATA", MLP, READ)
+def normalized_by_the_own_share(read, source, epoch, shares):
     """Each rank takes the mean of its own share away from the inputs."""
-    init(reader, *options)
-    _change_read(
-        reader,
-        lambda inputs, targets: ((inputs - inputs.mean() if ranks() > 1 else inputs - 0.3), targets),
-    )
+    for share in read(source, epoch, shares):
+        yield [(x - (x.mean() if ranks() > 1 else 0.3), y, counted) for x, y, counted in share]
 
 
 @FAULTS.add(
@@ -163,24 +154,19 @@ def erased_by_the_stream_of_the_worker(seed_sample, seed, epoch, index):
 
 
 @FAULTS.add(
-    "augmentation by place",
-    "invented: a seed by the place in the batch",
-    augmented("augment: trivial"),
-    "paddle_dp.data.sample:InProcess.__init__",
+    "augmentation by place", "invented: a seed by the place in the batch", augmented("augment: trivial"), READ
 )
-def augmented_by_the_place_in_the_share(init, reader, dataset, *options):
+def augmented_by_the_place_in_the_share(read, source, epoch, shares):
     """TrivialAugment is seeded by the place of a sample in the rank's share, and not in the global batch."""
-    init(reader, dataset, *options)
-    read = reader._read
+    from paddle_dp.data.sample import raw_sample, seed_sample
 
-    def by_place(dataset, indices, seed, epoch):
-        from paddle_dp.data.sample import raw_sample, seed_sample
-
-        samples = []
+    def samples(indices):
         for place, index in enumerate(indices.tolist()):
-            seed_sample(seed, epoch, place if ranks() > 1 else index)
-            samples.append(raw_sample(dataset, index))
-        inputs, targets = zip(*samples, strict=True)
-        return np.stack(inputs), np.stack(targets)
+            seed_sample(source.sampler.seed, epoch, place if ranks() > 1 else index)
+            yield raw_sample(source.dataset, index)
 
-    reader._read = by_place if not hasattr(dataset, "take") else read
+    if hasattr(source.dataset, "take"):
+        yield from read(source, epoch, shares)
+    for k, sampler in shares:
+        reads = sampler.reads(epoch, k)
+        yield [(*map(np.stack, zip(*samples(indices), strict=True)), counted) for indices, counted in reads]
