@@ -59,12 +59,12 @@ def fingerprint(
 
     Four samples have dtype, shape and CRC-32. Then follow groups of samples, each half as large as all before it,
     until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …" (if all lie in one
-    folder, "flat files 0, …"). `COLLATING` describes how a collate_fn treats the first samples together.
+    folder, "flat files 0, …"). `COLLATING` describes how a collate_fn treats the first samples together,
+    `FAULT` why ranks cannot share them.
 
     Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
     gives the reason. Every sample is read twice; a group that differs gets the text `RANDOM` and is the last. `in_fork`
-    reads in a forked process: workers must not inherit a file that is
-    opened at the first sample. Raises UsageError for a setting that fits no sample.
+    reads in a fork: workers must not inherit a file opened at the first sample. Raises UsageError for a wrong setting.
     """
     return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds, False)
 

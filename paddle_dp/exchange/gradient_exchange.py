@@ -24,9 +24,8 @@ from paddle_dp.core.loss import Count
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import UsageError
 
-UNFINISHED: set[int] = (
-    set()
-)  # id() of each exchange of this process that has sent an update's gradients, until it ends
+# The id() of each exchange of this process that has sent an update's gradients, until the update ends.
+UNFINISHED: set[int] = set()
 _FAILED_BEFORE = (
     "an update of this process failed after some of its gradients had been sent, and the ranks would add them to the "
     'next one\'s. Start the job again; Trainer.of(…, resume="auto") goes on from the newest checkpoint.'
