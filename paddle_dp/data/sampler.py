@@ -260,11 +260,10 @@ class Sampler:
         reading never goes back within an epoch.
         """
         batch = self.global_batch(epoch, k)
-        more = int(self.with_previous)  # index -1 is the last of the batch
-        return [
-            (batch[np.arange(start - more, max(stop, start + 1))], stop - start)
-            for start, stop in self.cuts(len(batch))
-        ]
+        cuts = self.cuts(len(batch))
+        if more := int(self.with_previous):  # the last sample comes before the first
+            batch = np.concatenate((batch[-1:], batch))
+        return [(batch[start : max(stop, start + 1) + more].copy(), stop - start) for start, stop in cuts]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
         """Start and stop of this data rank's slice of each micro-batch in a global batch of `size` samples."""

@@ -24,6 +24,7 @@ from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.model.compiled import plain_forward
+from paddle_dp.tensors import loss_value
 
 if TYPE_CHECKING:
     from paddle_dp.learner.timeline import PipelineRecorder
@@ -94,7 +95,7 @@ class BatchRunner:
             # A dummy takes part in every exchange, and changes neither statistics nor another sample's loss.
             with nested(self.statistics.unchanged(), self.loss.present(False)) if is_dummy else NOTHING:
                 with self.draws.around(batch, micro_batch, self.placed.named_layers):
-                    outputs, total, count = self.forward(micro_batch)
+                    outputs, total, count = self.forward(micro_batch, collect)
                 counted = counted if is_dummy else counted + count
                 heartbeat.enter("backward")
                 with self.mixed.around_backward(exchange.backward(last, counted)):
@@ -106,11 +107,15 @@ class BatchRunner:
                     local_sums.append(self._sums(outputs, total, micro_batch))
         return local_sums, counted
 
-    def forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
+    def forward(self, micro_batch: MicroBatch, reads_loss: bool) -> tuple[Any, paddle.Tensor, Count]:
         """The outputs, the loss's total and its count."""
         with self.mixed.context():
             outputs = call(self.parallel_model, micro_batch.inputs, self._signature)
-            total, count = self.loss(outputs, micro_batch.targets)
+            loss_value.is_read = reads_loss
+            try:
+                total, count = self.loss(outputs, micro_batch.targets)
+            finally:
+                loss_value.is_read = True
         return outputs, total, count
 
     def _factor(self, micro_batch: MicroBatch, divisor: float, exchange: GradientExchange) -> float:

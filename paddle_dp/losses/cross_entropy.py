@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import reduce
@@ -63,15 +64,17 @@ class CrossEntropy:
         """The number of targets that are the highest output (acc1) and, with more than 5 classes, among the 5 highest
         (acc5); of mixed samples the sum of the weights of such targets."""
         outputs, weighted = widened(outputs), _weighted(targets, outputs)
-        best = {"acc1": self.classes.highest(outputs).unsqueeze(-1)}
-        if self.num_classes(outputs) > 5:
-            best["acc5"] = self.classes.best(outputs, 5)
 
-        def share(classes: paddle.Tensor) -> paddle.Tensor:
-            hits = [self._hits((classes == n.unsqueeze(-1)).any(-1), n, weights) for n, weights in weighted]
+        def share(is_hit: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
+            hits = [self._hits(is_hit(numbers), numbers, weights) for numbers, weights in weighted]
             return self._per_sample(reduce(add, hits), weighted[0][0])
 
-        return {name: share(classes) for name, classes in best.items()}
+        highest = self.classes.highest(outputs)
+        scores = {"acc1": share(lambda numbers: highest == numbers)}
+        if self.num_classes(outputs) > 5:
+            best = self.classes.best(outputs, 5)
+            scores["acc5"] = share(lambda numbers: (best == numbers.unsqueeze(-1)).any(-1))
+        return scores
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """The number of classes."""

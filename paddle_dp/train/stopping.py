@@ -242,12 +242,14 @@ class StopRequests:
 
     def _reason(self, signals: list[int], over: float, start: float) -> str | None:
         heartbeat.will_stop = any(signals) or over > 0
+        if not heartbeat.will_stop:
+            return None
         if over > 1:
             return LOST_FOLDER
         for number in filter(None, signals):
             return signal.Signals(number).name
         began = f"; the updates began after {start:.1f} s" if 10 * start >= (self.max_time or 0) else ""
-        return f"train.max_time ({self.max_time:g} s{began})" if over else None
+        return f"train.max_time ({self.max_time:g} s{began})"
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT

@@ -1,5 +1,6 @@
 """One batch in, one update done: skipped on overflow, counted by the loss, left alone by dummies."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,8 +13,11 @@ from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.exchange.paddle_reducer import PaddleReducer
 from paddle_dp.learner import Task, full_model_learner
+from paddle_dp.losses import _classes
+from paddle_dp.losses.cross_entropy import CrossEntropy
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
+from paddle_dp.tensors import holds_nan, loss_value
 from tests.house.learners import task_of
 
 
@@ -80,6 +84,33 @@ def test_a_score_is_the_losss_own_sums_and_leaves_nothing_behind():
 
 def test_metrics_are_for_those_who_ask():
     assert learner(Summed()).train_batch(batch(4)) is None
+
+
+def test_nan_is_looked_for_where_the_loss_is_read(monkeypatch):
+    """Without metrics it would change nothing: the loss's gradient is the same."""
+    calls = []
+    monkeypatch.setattr(_classes, "holds_nan", lambda scores: calls.append(holds_nan(scores)) or calls[-1])
+    classes = batch(4)
+    labelled = replace(classes.micro_batches[0], targets=paddle.zeros([4], "int64"))
+    labelled.inputs[1] = math.nan
+    classes = replace(classes, micro_batches=(labelled,))
+    reading, other = learner(CrossEntropy()), learner(CrossEntropy())
+    assert math.isnan(reading.train_batch(classes, collect_metrics=True)["loss"])
+    assert other.train_batch(classes) is None
+    assert calls == [True, False] and loss_value.is_read
+    for one, same in zip(reading.model.parameters(), other.model.parameters(), strict=True):
+        np.testing.assert_array_equal(one.numpy(), same.numpy())
+
+
+def test_a_loss_that_fails_leaves_the_next_one_read():
+    class Failing(CrossEntropy):
+        def __call__(self, outputs, targets):
+            assert not loss_value.is_read
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        learner(Failing()).train_batch(batch(4))
+    assert loss_value.is_read
 
 
 def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():

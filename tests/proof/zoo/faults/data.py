@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import wraps
 from itertools import count
 
 import numpy as np
@@ -17,13 +18,26 @@ READ = "paddle_dp.data.sample:InProcess.read"
 FAULTS = FaultTable()
 
 
+def in_training(share):
+    """Cuts that are wrong in training alone: an evaluation, which the exam makes of less than a batch, would count its
+    samples first."""
+
+    @wraps(share)
+    def cut(cuts, sampler, size):
+        return share(cuts, sampler, size) if sampler.samples >= sampler.batch else cuts(sampler, size)
+
+    return cut
+
+
 @FAULTS.add("same share", "Paddle's DataParallel examples with a plain DataLoader", MLP, CUTS)
+@in_training
 def everybody_reads_the_first_share(cuts, sampler, size):
     """Every rank reads the first rank's share: half of the samples are never seen."""
     return cuts(replace(sampler, dp_rank=0), size)
 
 
 @FAULTS.add("padded shares", "paddle.io.DistributedBatchSampler", MLP, CUTS)
+@in_training
 def padded_shares(cuts, sampler, size):
     """Shares are made equal by reading samples of the short batch twice."""
     padded = []
@@ -37,6 +51,7 @@ def padded_shares(cuts, sampler, size):
 
 
 @FAULTS.add("dropped remainder", "samplers with drop_last", MLP, CUTS)
+@in_training
 def dropped_remainder(cuts, sampler, size):
     """What the ranks cannot share equally is dropped."""
     if ranks() == 1:
