@@ -42,20 +42,9 @@ def on_host(array: Array) -> paddle.Tensor:
     return make(array, place=paddle.CPUPlace())
 
 
-class LossValue:
-    """Whether the value of the loss that is computed `is_read`. In an update without metrics only its gradient
-    counts."""
-
-    is_read = True
-
-
-loss_value = LossValue()
-
-
 def holds_nan(numbers: paddle.Tensor) -> bool:
-    """True if a CPU tensor of floats holds a NaN; False on accelerators, which it would wait for. It takes 9 µs of a
-    step, and False saves them in a loss whose value is not read."""
-    if not (loss_value.is_read and numbers.place.is_cpu_place()):
+    """True if a CPU tensor of floats holds a NaN; False on accelerators, which it would wait for. It takes 4 µs."""
+    if not numbers.place.is_cpu_place():
         return False
     numbers = numbers.detach()
     return not math.isfinite(numbers.sum().item()) and bool(numbers.isnan().any().item())

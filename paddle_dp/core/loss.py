@@ -63,6 +63,10 @@ class Loss:
         """
         raise NotImplementedError
 
+    def for_backward(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+        """The same for a backward of the total, whose value nobody reads: it may hide NaN."""
+        return self(outputs, targets)
+
     def count(self, targets: paddle.Tensor) -> Count:
         """The count for these targets; called only where `counted` is "targets"."""
         raise NotImplementedError
@@ -117,8 +121,9 @@ class WrappedLoss(Loss):
     """Makes a callable (outputs, targets), predefined or user-defined, a Loss.
 
     It uses the callable's `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`,
-    `probabilities(outputs)`, `multi_label`, `parallel(classes)` and `across(samples)`, if defined. `counts_samples =
-    True` promises that the count is always the number of samples, which saves an exchange.
+    `probabilities(outputs)`, `multi_label`, `parallel(classes)` and `across(samples)`, if defined, and `for_backward`
+    of its class. `counts_samples = True` promises that the count is always the number of samples, which saves an
+    exchange.
     """
 
     def __init__(self, function: Any, samples: GatheredSamples | None = None):
@@ -127,6 +132,9 @@ class WrappedLoss(Loss):
         for method in ("count", "scores", "num_classes", "predictions", "probabilities"):
             if callable(implementation := getattr(function, method, None)):
                 setattr(self, method, implementation)
+        # Not of a subclass: its `__call__` may compute with the total, and NaN would reach the gradient.
+        is_known = "for_backward" in vars(type(function))
+        self._for_backward = function.for_backward if is_known else function
         self.splits_outputs = hasattr(function, "parallel")
         self.multi_label = getattr(function, "multi_label", False) is True
         if hasattr(function, "across"):
@@ -137,14 +145,21 @@ class WrappedLoss(Loss):
             self.counted = "samples" if getattr(function, "counts_samples", False) else "answers"
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+        total, count = self._call(self.function, outputs, targets)
+        if type(self.function) is nn.CrossEntropyLoss and _is_nan_hidden(self.function, outputs, targets):
+            total = total + math.nan
+        return total, count
+
+    def for_backward(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+        return self._call(self._for_backward, outputs, targets)
+
+    def _call(self, function: Any, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            result = self.function(outputs, targets)
+            result = function(outputs, targets)
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
             raise _wrong_target(outputs, targets, self._ignored()) or error from None
         total, count = total_and_count(result, samples)
-        if type(self.function) is nn.CrossEntropyLoss and _is_nan_hidden(self.function, outputs, targets):
-            total = total + math.nan
         if self.counted == "samples" and count != samples:
             raise LossError(
                 f"the loss {self.name} has counts_samples = True, but counts {number(count):g} in {samples} "

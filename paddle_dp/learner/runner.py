@@ -24,7 +24,6 @@ from paddle_dp.learner.update import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.model.compiled import plain_forward
-from paddle_dp.tensors import loss_value
 
 if TYPE_CHECKING:
     from paddle_dp.learner.timeline import PipelineRecorder
@@ -111,11 +110,8 @@ class BatchRunner:
         """The outputs, the loss's total and its count."""
         with self.mixed.context():
             outputs = call(self.parallel_model, micro_batch.inputs, self._signature)
-            loss_value.is_read = reads_loss
-            try:
-                total, count = self.loss(outputs, micro_batch.targets)
-            finally:
-                loss_value.is_read = True
+            loss = self.loss if reads_loss else self.loss.for_backward
+            total, count = loss(outputs, micro_batch.targets)
         return outputs, total, count
 
     def _factor(self, micro_batch: MicroBatch, divisor: float, exchange: GradientExchange) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import TargetError
-from paddle_dp.tensors import has_counted_nan, holds_nan
 
 if TYPE_CHECKING:
     import paddle
@@ -23,6 +21,9 @@ class Classes:
     refuses = True
     """True if `total` raises IndexError, on CPUs, for a number that is no class; otherwise it gives NaN."""
 
+    hides_nan = True
+    """True if `total` may be finite for scores of NaN, on CPUs."""
+
     def local_range(self, width: int) -> tuple[int, int]:
         """The number of the first of the `width` classes on this rank, and the number of all classes."""
         return 0, width
@@ -36,7 +37,7 @@ class Classes:
         Calls the kernel of F.cross_entropy, which would also make an unused weight mask: 6 µs of its 15.
 
         On CPUs (3.3.1) the kernel takes NaN for a very small number: 200 scores of NaN have the loss log 200, and a
-        finite gradient. Here the loss is NaN then.
+        finite gradient (`hides_nan`).
         """
         import paddle
 
@@ -44,8 +45,7 @@ class Classes:
         _, losses = kernel(scores, labels, False, True, True, ignored, -1)
         if weights is not None:
             losses = losses.squeeze(-1) * weights
-        is_hidden = holds_nan(scores) and has_counted_nan(scores, numbers, ignored)
-        return losses.sum() + math.nan if is_hidden else losses.sum()
+        return losses.sum()
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
         """Adds up the ranks' sums over their classes. Collective if the classes are split."""
@@ -67,7 +67,7 @@ class Exact(Classes):
     classes they are off by 1e-3. Here sums are computed in float64.
     """
 
-    refuses = False
+    refuses = hides_nan = False
 
     def total(
         self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int, weights: Weights = None

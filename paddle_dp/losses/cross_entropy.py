@@ -6,13 +6,14 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
+from math import nan, prod
 from operator import add
 from typing import TYPE_CHECKING, Any, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, single_tensor, widened
 from paddle_dp.losses._classes import NEVER, Classes, Weights, check_range, margin_over_mean
+from paddle_dp.tensors import has_counted_nan, holds_nan
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -52,7 +53,19 @@ class CrossEntropy:
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: Any) -> tuple[paddle.Tensor, Count]:
-        """(total, count); the total is float32 even under autocast."""
+        """(total, count); the total is float32 even under autocast. It is NaN if a score is, for a number that counts,
+        though Paddle's kernel hides it."""
+        total, count = self.for_backward(outputs, targets)
+        if self.classes.hides_nan and holds_nan(outputs):
+            weighted = _weighted(targets, outputs)
+            counted = any(has_counted_nan(outputs, numbers, self.ignored) for numbers, _ in weighted)
+            total = total + nan if counted else total
+        return total, count
+
+    @full_precision
+    def for_backward(self, outputs: paddle.Tensor, targets: Any) -> tuple[paddle.Tensor, Count]:
+        """(total, count) for a backward of the total alone: the look for NaN, 9 µs of a step, would change no
+        gradient."""
         outputs = single_tensor(outputs, self.use)
         weighted = _weighted(targets, outputs)
         # `sum` would add 0 to the only one, 4 µs.
@@ -118,6 +131,7 @@ class CrossEntropyIgnoring(CrossEntropy):
     """Total over all targets that do not equal `ignored`; only these count."""
 
     counts_samples = False
+    for_backward = CrossEntropy.for_backward  # not inherited: see `Loss.for_backward`
 
     def count(self, targets: Any) -> paddle.Tensor:
         """The number of targets that count, of mixed samples the sum of their weights, as a 0-d tensor, so that nothing

@@ -13,11 +13,9 @@ from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.exchange.paddle_reducer import PaddleReducer
 from paddle_dp.learner import Task, full_model_learner
-from paddle_dp.losses import _classes
 from paddle_dp.losses.cross_entropy import CrossEntropy
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.tensors import holds_nan, loss_value
 from tests.house.learners import task_of
 
 
@@ -86,31 +84,54 @@ def test_metrics_are_for_those_who_ask():
     assert learner(Summed()).train_batch(batch(4)) is None
 
 
-def test_nan_is_looked_for_where_the_loss_is_read(monkeypatch):
-    """Without metrics it would change nothing: the loss's gradient is the same."""
-    calls = []
-    monkeypatch.setattr(_classes, "holds_nan", lambda scores: calls.append(holds_nan(scores)) or calls[-1])
-    classes = batch(4)
-    labelled = replace(classes.micro_batches[0], targets=paddle.zeros([4], "int64"))
-    labelled.inputs[1] = math.nan
-    classes = replace(classes, micro_batches=(labelled,))
-    reading, other = learner(CrossEntropy()), learner(CrossEntropy())
-    assert math.isnan(reading.train_batch(classes, collect_metrics=True)["loss"])
-    assert other.train_batch(classes) is None
-    assert calls == [True, False] and loss_value.is_read
-    for one, same in zip(reading.model.parameters(), other.model.parameters(), strict=True):
-        np.testing.assert_array_equal(one.numpy(), same.numpy())
+class Logarithms(nn.Layer):
+    """Scores of which those of negative numbers are NaN, in a width at which Paddle's kernel hides it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 200)
+
+    def forward(self, x):
+        return self.linear(x).log()
 
 
-def test_a_loss_that_fails_leaves_the_next_one_read():
-    class Failing(CrossEntropy):
-        def __call__(self, outputs, targets):
-            assert not loss_value.is_read
-            raise KeyError
+class Weighted(CrossEntropy):
+    """Learns the weight of its total, so that the total's value is in a gradient."""
 
-    with pytest.raises(KeyError):
-        learner(Failing()).train_batch(batch(4))
-    assert loss_value.is_read
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def __call__(self, outputs, targets):
+        total, count = super().__call__(outputs, targets)
+        return (-self.weight).exp() * total + count * self.weight, count
+
+
+def trained(loss, model, collect):
+    labelled = replace(batch(4).micro_batches[0], targets=paddle.zeros([4], "int64"))
+    labelling = learner(loss, model=model)
+    metrics = labelling.train_batch(Batch((labelled,), 4, 0, 0), collect_metrics=collect)
+    return metrics, [parameter.numpy() for parameter in model.parameters()]
+
+
+def test_hidden_nan_shows_where_the_loss_is_read_and_changes_no_weight():
+    paddle.seed(0)
+    first, second = Logarithms(), Logarithms()
+    second.set_state_dict(first.state_dict())
+    metrics, weights = trained(CrossEntropy(), first, collect=True)
+    nothing, same = trained(CrossEntropy(), second, collect=False)
+    assert math.isnan(metrics["loss"]) and nothing is None
+    for one, other in zip(weights, same, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("collect", [True, False])
+def test_a_loss_that_computes_with_a_total_gets_its_nan_though_nobody_reads_it(collect):
+    model = Logarithms()
+    model.weight = model.create_parameter([1])
+    _, weights = trained(Weighted(model.weight), model, collect)
+    assert np.isnan(weights[0]).all()
 
 
 def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():

@@ -29,7 +29,7 @@ def vocab_parallel(loss: Loss, group: Group) -> Loss:
 class VocabParallel:
     """Operations over all classes, computed jointly by the ranks of the tensor axis. Each method is collective."""
 
-    refuses = False
+    refuses = hides_nan = False
 
     def __init__(self, group: Group):
         self.group = group
