@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import paddle
 
 
-def global_norm(parameters: Iterable[paddle.Tensor], empty: str = "float32") -> paddle.Tensor:
+def global_norm(parameters: Iterable[paddle.Tensor], zero_dtype: str = "float32") -> paddle.Tensor:
     """The 2-norm over all gradients together, 0-d and in float32 at least, on the device.
 
-    Without gradients it is 0, of dtype `empty`: ranks that sum their norms need one dtype.
+    Without gradients it is 0, of `zero_dtype`: ranks that sum their norms need one dtype.
     """
     with paddle.no_grad():
         squares = [_squares(_wide(grad)) for p in parameters if (grad := p.grad) is not None]
-        return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([], empty)
+        return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([], zero_dtype)
 
 
 def _squares(gradient: paddle.Tensor) -> paddle.Tensor:

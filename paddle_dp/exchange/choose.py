@@ -7,7 +7,7 @@ In the order of choice:
 | `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
 | `CompressedExchange` | over pushes                | over buckets    | `compressed`: the recipe's `compress`       |
 | `BucketedGradients`  | after backward             | after backward  | `after`                                     |
-| …                    | backward waits             | overlapped      | `per_parameter`; `bucketed` with absent     |
+| `BucketedGradients`  | backward waits             | overlapped      | `per_parameter`; `bucketed` with absent     |
 |                      |                            |                 | gradients                                   |
 | `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
 

@@ -332,7 +332,8 @@ class Learner:
     def _correct_gradients(self, divisor: float, count: float) -> bool:
         """Multiplies the exchanged gradients once, by all factors that make them one process's. False if they
         overflowed float16 and must not be used. Collective."""
-        factor = divisor / count  # backwards divided by the former, before the latter was known
+        # `BatchRunner._factor` divides by `divisor`, before the count of a loss that returns it is known.
+        factor = divisor / count
         factor *= self.exchange.mean_over if self.mixed.low else 1  # as `BatchRunner._factor` has left to do
         scale = self.mixed.scale
         self.unscaled_by = factor = factor / (1.0 if scale is None else scale.scale)

@@ -115,9 +115,10 @@ class BatchRunner:
         return outputs, total, count
 
     def _factor(self, micro_batch: MicroBatch, divisor: float, exchange: GradientExchange) -> float:
-        """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean.
+        """The factor of this micro-batch's total in the backward: 0 for a dummy, else 1 / divisor, times the loss's
+        scale and the ranks that the exchange takes the mean over.
 
-        In low precision the mean over ranks is undone after the exchange (`Learner._correct_gradients`): numbers N
+        `Learner._correct_gradients` does the rest, once. In low precision that is the mean over ranks, too: numbers N
         times as large would round differently from one process's, and overflow sooner.
         """
         if micro_batch.is_dummy:

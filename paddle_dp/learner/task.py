@@ -142,7 +142,8 @@ class PreparedTask:
         return bool(self.task.loss.counted == "answers")
 
     @property
-    def norm_dtype(self) -> str:
+    def zero_dtype(self) -> str:
+        """Of a gradient norm without gradients."""
         return "float64" if self.mixed.double else "float32"
 
     def learner(  # noqa: PLR0913 - the parts of a learner, each with its default
@@ -172,7 +173,7 @@ class PreparedTask:
         mode = UpdateMode(
             exchange=exchange or GradientExchange(),
             counter=Counter(loss, self.mesh),
-            norm=norm or GradientNorm(placed.trainable, self.norm_dtype),
+            norm=norm or GradientNorm(placed.trainable, self.zero_dtype),
         )
         weight_sync = weights(mode)
         statistics = statistics or RunningStatistics(self.model, self.mesh)

@@ -76,15 +76,16 @@ class Counter:
 
 
 class GradientNorm:
-    """The 2-norm of all gradients of a model that every rank has whole; the optimizer clips by itself.
+    """The 2-norm of all gradients of a model that every rank has whole, in their dtype and in float32 at least; the
+    optimizer clips by itself. `zero_dtype`: of the norm if there is no gradient.
 
     `clips`: global-norm clips that were taken out of the optimizer, because it sees only this rank's part.
     """
 
     clips: Sequence[Clip] = ()
 
-    def __init__(self, parameters: Parameters, dtype: str = "float32"):
-        self._parameters, self._dtype = parameters, dtype
+    def __init__(self, parameters: Parameters, zero_dtype: str = "float32"):
+        self._parameters, self._zero_dtype = parameters, zero_dtype
 
     # The metrics of an update need one exchange: each rank's `to_row(term())` joins it, and `from_row` makes the norm
     # of the ranks' sum. A subclass whose term is the norm already inherits both. One whose term is not, as of a server,
@@ -93,7 +94,7 @@ class GradientNorm:
     def term(self) -> Any:
         """The number of this rank from which `to_row` and `from_row` make the norm over the whole model: here that norm
         itself; 0-d or a number. Collective in subclasses."""
-        return gradients.global_norm(self._parameters, self._dtype)
+        return gradients.global_norm(self._parameters, self._zero_dtype)
 
     def global_norm(self) -> Any:
         """The norm over the whole model, the same on every rank, at once. Collective in subclasses."""
@@ -113,8 +114,9 @@ class GradientNorm:
 
 
 class PlacedNorm(GradientNorm):
-    """The 2-norm over placements: each gradient counts once, at its parameter's main replica. It also clips: Paddle's
-    optimizer and fleet's would see the gradients of this rank alone."""
+    """The 2-norm over placements: each gradient counts once, at its parameter's main replica. The squares of the ranks'
+    norms, each in float32 at least, are summed in float64. It also clips: Paddle's optimizer and fleet's would see the
+    gradients of this rank alone."""
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)

@@ -4,6 +4,9 @@ Each rank counts the exchanges that it has entered, by group. If its counts have
 waits, computes for long or sleeps, a thread writes them into the job's store, with its step and phase. A rank that has
 waited longer than `notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes
 nothing, and its last counts are too low.
+
+Every wait goes through `waiting`, which also tells the heartbeat: a standstill's names and the waits of measured steps
+(`paddle-dp why`) come from there.
 """
 
 from __future__ import annotations

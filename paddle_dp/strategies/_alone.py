@@ -81,7 +81,7 @@ def place_alone(
         placed,
         exchange=choose_exchange(ExchangeSettings(absent=True), placed),
         weights=partial(
-            weights, placed=placed, rate=prepared.rate, statistics=statistics, norm_dtype=prepared.norm_dtype
+            weights, placed=placed, rate=prepared.rate, statistics=statistics, zero_dtype=prepared.zero_dtype
         ),
         statistics=statistics,
         batch_norm_check=partial(BatchNormCheck, mesh, remedy=NO_REMEDY),

@@ -75,8 +75,8 @@ class MeanSquareNorm(GradientNorm):
     """The weighted quadratic mean of the ranks' local norms; with periods of one step, the norm of the global
     gradient."""
 
-    def __init__(self, means: PeriodicMeans, dtype: str):
-        super().__init__(means.trainable, dtype)
+    def __init__(self, means: PeriodicMeans, zero_dtype: str):
+        super().__init__(means.trainable, zero_dtype)
         self._means = means
 
     def term(self) -> paddle.Tensor:
@@ -114,7 +114,7 @@ class PeriodicMeans(WeightSync):
         periods: Periods,
         outer: OuterMomentum | None = None,
         optimizer_states: Literal["local", "averaged"] = "local",
-        norm_dtype: str = "float32",
+        zero_dtype: str = "float32",
     ):
         super().__init__(together)
         self.mesh: Mesh = placed.mesh
@@ -125,7 +125,7 @@ class PeriodicMeans(WeightSync):
         self._states = LocalStates(rate.optimizer, self._named, placed.mesh)
         self.counter = LocalCounter(together.counter.loss, placed.mesh)
         self.alone = UpdateMode(
-            exchange=GradientExchange(), counter=self.counter, norm=MeanSquareNorm(self, norm_dtype)
+            exchange=GradientExchange(), counter=self.counter, norm=MeanSquareNorm(self, zero_dtype)
         )
         self._is_alone = False  # whether ranks make the present update alone
         self._began = False  # whether the warm-up has ended
