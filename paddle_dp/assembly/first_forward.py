@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.assembly.sample_trial import first_samples
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.checks.preflight import built_without_memory
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.randomness import restoring_globals
-from paddle_dp.data.sample import name, read_sample
-from paddle_dp.errors import PaddleDPError, UsageError, gist, near
+from paddle_dp.data.sample import class_names, name, read_sample
+from paddle_dp.data.scatter import is_in_order
+from paddle_dp.errors import PaddleDPError, TargetError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
 from paddle_dp.plan.layout import total_parameters
@@ -100,22 +102,34 @@ def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
 
 
 def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
-    """Raises UsageError if a classifier has fewer outputs than the data set has names of classes."""
-    classes = getattr(trainer.loader.dataset, "classes", None)
-    size = getattr(recipe.model.config, "classes", None)
-    if classes is None or not isinstance(size, int) or size >= len(classes):
+    """Raises UsageError if the loss refuses the highest class: of a sample of the training data, the last one where the
+    labels are not known, since many data sets are sorted by class; or of the data set's names."""
+    import paddle
+
+    loader, learner = trainer.loader, trainer.learner
+    if is_in_order(loader.dataset):
         return
-    which = f"dataset {recipe.dataset.name} has {len(classes)} classes"
-    remedy = f"set model.classes={len(classes)}"
-    labels = getattr(trainer.loader.dataset, "labels", None)
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and (count := int((labels >= size).sum())) > 0:
-        first = int((labels >= size).argmax())
-        which += (
-            f", and {count} of {len(labels)} samples have one that the model lacks: "
-            f"{name(trainer.loader.dataset, first)} has class {labels[first]}"
-        )
-        remedy += ", or correct the labels"
-    raise UsageError(f"model.classes is {size}, and {which}: {remedy}.")
+    order, labels = loader.sampler.order(0), getattr(loader.dataset, "labels", None)
+    is_known = (
+        isinstance(labels, np.ndarray)
+        and labels.shape == (len(loader.dataset),)
+        and labels.dtype.kind in "iu"
+    )
+    index = int(order[labels[order].argmax()] if is_known else order.max())
+    sample = first_samples(loader.dataset, [index], recipe.train.seed)
+    classes = len(class_names(loader.dataset))
+    data = "the training data" + (f", which has {classes} classes" if classes else "")
+    where = f"{name(loader.dataset, index)} of {data}"
+    learner.model.eval()
+    try:
+        learner.runner.score(sample)
+        if classes and not sample.targets.is_floating_point():
+            where = data
+            learner.runner.score(replace(sample, targets=paddle.full_like(sample.targets, classes - 1)))
+    except TargetError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except Exception:  # noqa: BLE001 - one sample alone may be none of the model's or the loss's cases
+        return
 
 
 def _sample(dataset: Any) -> str:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import paddle
 import pytest
 from paddle import nn
@@ -50,7 +51,7 @@ def bad(outputs, targets):
         ("schedule={use: plateau, learning_rate: 0.1, watch: val_loss}",
          r"schedule\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("train={length: 1 epoch, batch: 2000, drop_last: true}", r"leaves nothing of 1437 samples in batches of 2000"),
-        ("model.classes=5", r"model\.classes is 5, and dataset digits has 10 classes: set model\.classes=10"),
+        ("model.classes=5", r"sample .* of the training data, which has 10 classes: target 8 is no class: the 5"),
     ],
 )  # fmt: skip
 def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
@@ -66,12 +67,51 @@ def test_a_sample_with_a_class_too_many_is_named(tmp_path: Path) -> None:
     (tmp_path / "val_list.txt").write_text("a.png 0\n")
     data = f"dataset={{use: image_list, path: {tmp_path}, size: 16}}"
     model = "model={use: convnet, classes: 2, widths: [4], channels: 3}"
-    said = (
-        r"model.classes is 2, and dataset image_list has 10 classes, and 1 of 3 samples have one that the model lacks: "
-        r"sample 1 \(.*b.png\) has class 9: set model.classes=10, or correct the labels"
-    )
+    said = r"sample 1 \(.*b.png\) of the training data, which has 10 classes: target 9 is no class: the 2 classes of"
     with pytest.raises(UsageError, match=said):
         tried(read_recipe(DIGITS, [data, model]))
+
+
+class SortedByClass:
+    """Eight samples of each of four classes, and no names of classes."""
+
+    def __init__(self, split: str, names: tuple[str, ...] = ()):
+        self.classes = names
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.ones(4, "float32"), 0 if self.classes else index // 8
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            "",
+            r"sample 31 of the training data: target 3 is no class: the 2 classes of the model's outputs are 0 to 1",
+        ),
+        (
+            ", names: [a, b, c, d]",
+            r"^the training data, which has 4 classes: target 3 is no class: the 2 classes",
+        ),
+    ],
+)
+def test_a_class_that_the_first_samples_do_not_have_is_refused(names: str, said: str) -> None:
+    """A model whose setting is not called `classes` passed, and a training stopped in its first epoch."""
+    words = [f"dataset={{use: {__name__}.SortedByClass{names}}}", "callbacks=[]"]
+    model = "model={{use: paddle.nn.Linear, in_features: 4, out_features: {}}}"
+    with pytest.raises(UsageError, match=said):
+        tried(read_recipe(DIGITS, [*words, model.format(2)]))
+    assert tried(read_recipe(DIGITS, [*words, model.format(4)])) == []
+
+
+def test_a_loss_of_embeddings_has_no_classes() -> None:
+    """The outputs' width is no number of classes there."""
+    data = f"dataset={{use: {__name__}.SortedByClass, names: [a, b, c, d]}}"
+    model = "model={use: paddle.nn.Linear, in_features: 4, out_features: 2}"
+    assert tried(read_recipe(DIGITS, [data, model, "loss={use: triplet}", "callbacks=[]"])) == []
 
 
 def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:
