@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ Inputs = Any
 """The data set's inputs for n samples: an array [n, …], or a structure of them."""
 Call = Callable[[Inputs], list[Array]]
 INPUT = "inputs"  # the name of a program's input without a name
+_BLOCK = 1 << 16  # bytes: what a full disk lacks, whose last block may have room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,8 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Progr
     """Writes model.json and model.pdiparams; returns the program's inputs, in their order.
 
     The number of samples may be any, and so may every dim in which the batches differ.
-    Raises ExportError, with Paddle's message, for a model that cannot be written as a program.
+    Raises ExportError, with Paddle's message, for a model that cannot be written as a program, and OSError for a full
+    disk.
     """
     program_inputs = [
         ProgramInput(name=name, dtype=str(arrays[0].dtype), shape=_shape(arrays))
@@ -182,7 +185,20 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Progr
         raise ExportError(
             f"this model cannot be written as a program: paddle.jit.save raised {type(error).__name__}: {error}"
         ) from error
+    for file in folder.glob("model.*"):
+        _refuse_cut(file)
     return program_inputs
+
+
+def _refuse_cut(file: Path) -> None:
+    """Raises OSError if a file cannot grow: Paddle (3.3.1) does not look whether its writes fail, and reads numbers
+    that nobody wrote for those that a full disk has cut off."""
+    with file.open("r+b") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.write(bytes(_BLOCK))
+        opened.flush()
+        os.fsync(opened.fileno())
+        opened.truncate(size)
 
 
 def _shape(batches: Sequence[Array]) -> list[int | None]:

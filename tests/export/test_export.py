@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,18 @@ def test_every_model_is_a_program_for_any_number_of_samples(name: str, tmp_path:
     assert [one.shape for one in program.write(model, batches, tmp_path)] == [shape]
     found = program.compare(program.load(tmp_path), batches, wanted, 1e-6)
     assert found.holds and found.largest > 0 and found.samples == 4
+
+
+def test_a_program_that_a_full_disk_cuts_short_is_refused(tmp_path: Path) -> None:
+    """Paddle's exception, or a difference from the model, came from reading what was left."""
+    model, batches, _, _ = made("mlp")
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            program.write(model, batches, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
 
 @pytest.mark.parametrize("name", MODELS)
