@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import lr
 
+from paddle_dp.checkpoint.source import WeightsOf
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.core.plateau import Plateau
 from paddle_dp.data.fingerprint import common
@@ -126,6 +127,9 @@ def compare(
             replace(c, rule=REFUSED) if c.rule == NOTED and _decides_evaluations(c.key) else c
             for c in changes
         ]
+    changed = [c for c in changes if c.rule == REFUSED and c.key.startswith(("model", "adapter"))]
+    if misfit := _misfit(checkpoint, task) if changed else None:
+        changes = [*(replace(c, rule=NEVER) if c in changed else c for c in changes), misfit]
     refused = [c for c in changes if c.rule == NEVER or (c.rule == REFUSED and not _is_in(c.key, accept))]
     errors = mesh.gather(_error_text(checkpoint, refused, setup) if refused else "")
     if error := next(filter(None, errors), ""):
@@ -155,6 +159,19 @@ def _object_facts(task: Task) -> dict[str, Any]:
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
     summary = "none" if not frozen else f"{len(frozen)}, {checksum(chr(10).join(frozen))}"
     return {**facts, **unsaved_tensors(task.model), "frozen parameters": summary}
+
+
+def _misfit(checkpoint: Checkpoint, task: Task) -> RunChange | None:
+    """The first tensor that the model and the checkpoint do not share, or not in one shape: nothing can be accepted
+    then, as nothing can be loaded."""
+    weights, here = WeightsOf(checkpoint, adapter=True), task.model.state_dict()
+    was = {name: list(weights.shape(name)) for name in weights.names}
+    now = {name: list(tensor.shape) for name, tensor in here.items() if name not in task.base}
+    for name in (*now, *was):
+        before, after = was.get(name, _ABSENT), now.get(name, _ABSENT)
+        if before != after:
+            return RunChange(f"tensor {name}", before, after, NEVER)
+    return None
 
 
 def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings) -> list[RunChange]:
