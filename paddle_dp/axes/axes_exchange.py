@@ -135,6 +135,7 @@ _ELSEWHERE = (
     "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "
     "where this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
 )
+_NO_VALUES = ("holds no memory", "Tensor not initialized yet")  # Paddle's operators say one of them
 
 
 class AxesExchange(GradientExchange):
@@ -298,6 +299,10 @@ class OwnerWeights(WeightSync):
         """Under stage 3, joins the rounds of ranks that are still running, after this rank's forward."""
         try:
             yield
+        except RuntimeError as error:
+            if (explained := self.explain(error)) is None:
+                raise
+            raise explained from error
         finally:
             if self.collective_forward:
                 self.zero.finish()
@@ -321,7 +326,7 @@ class OwnerWeights(WeightSync):
             offload.to_host()
 
     def explain(self, error: RuntimeError) -> Exception | None:
-        if not self.collective_forward or "holds no memory" not in str(error):
+        if not self.collective_forward or not any(text in str(error) for text in _NO_VALUES):
             return None
         frames = traceback.walk_tb(error.__traceback__)
         users = [(frame, line) for frame, line in frames if not is_library(frame.f_globals.get("__name__"))]

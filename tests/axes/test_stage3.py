@@ -215,32 +215,83 @@ class Outside(nn.Layer):
         return self.inner(x) + self.teacher(x)
 
 
+class Added(nn.Layer):
+    """Reads another layer's bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + self.other.bias + self.other.bias
+
+
+MODELS = {"empty": Empty, "outside": Outside, "added": Added, "predicted": Added}
+
+
 def updated(kinds: list[str], stage: int) -> None:
-    """In a rank: an update of each model."""
+    """In a rank: an update of each model, or a forward without one."""
     for kind in kinds:
         paddle.seed(0)
-        model = Empty() if kind == "empty" else Outside()
-        step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))
+        mesh, learner = place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, MODELS[kind]())
+        if kind == "predicted":
+            learner.runner.predict(paddle.ones([2, 4]))
+        else:
+            step(mesh, learner)
+
+
+ELSEWHERE = r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outside of the forward of the"
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("empty", r"sharding_stage=3: parameter nothing of the model is empty and cannot be sharded\. Leave"),
-        (
-            "outside",
-            r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outside of the forward of the",
-        ),
+        ("outside", ELSEWHERE),
+        ("added", ELSEWHERE),
+        ("predicted", ELSEWHERE),
     ],
 )
 def test_what_cannot_be_lent_is_refused_with_its_reason(kind: str, said: str) -> None:
-    """ "Tensor holds no memory", said Paddle of both."""
+    """ "Tensor holds no memory", said Paddle, or "Tensor not initialized yet", in an evaluation, too."""
     with pytest.raises(AssertionError, match=said):
         run_ranks(updated, 2, [kind], 3)
 
 
 def test_what_cannot_be_lent_trains_in_stage_2() -> None:
-    assert run_ranks(updated, 2, ["empty", "outside"], 2) == [None, None]
+    assert run_ranks(updated, 2, [*MODELS], 2) == [None, None]
+
+
+class Listed(nn.Layer):
+    """Has its biases in lists, of which one does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        biases = [
+            self.create_parameter([3], default_initializer=nn.initializer.Constant(n)) for n in (1.0, 2.0)
+        ]
+        biases[1].stop_gradient = True
+        self.weight = self.create_parameter([4, 3])
+        self.lists = nn.LayerList([nn.ParameterList([bias]) for bias in biases])
+
+    def forward(self, x: Any) -> Any:
+        return paddle.nn.functional.linear(x, self.weight, self.lists[0][0]) * self.lists[1][0]
+
+
+def listed(stage: int) -> list[Any]:
+    """In a rank: outputs before and after two updates."""
+    paddle.seed(0)
+    mesh, learner = place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, Listed())
+    outputs = [learner.runner.predict(paddle.ones([1, 4])).tolist()]
+    step(mesh, learner)
+    return [*outputs, learner.runner.predict(paddle.ones([1, 4])).tolist()]
+
+
+def test_parameters_in_a_list_are_here_while_the_layer_with_the_list_works() -> None:
+    """F.linear took a bias without values for none: other numbers, silently."""
+    here = run_ranks(listed, 2, 3)
+    assert here[0] == here[1]
+    np.testing.assert_allclose(here[0], run_ranks(listed, 2, 2)[0], rtol=1e-6)
 
 
 def learned(layers: int, ahead: int) -> PrefetchTrace:

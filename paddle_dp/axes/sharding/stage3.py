@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -72,6 +72,15 @@ class _Backward:
     begun: bool = False
 
 
+def _parameters_in_forward(layer: nn.Layer) -> Iterator[paddle.Tensor]:
+    """The parameters that a layer's forward reads itself: its own, and those of a ParameterList in it, which has no
+    forward. Without values a bias counts as none in F.linear, silently."""
+    yield from layer.parameters(include_sublayers=False)
+    for child in layer.children():
+        if type(child).forward is nn.Layer.forward:
+            yield from _parameters_in_forward(child)
+
+
 def _learning(data: Any) -> list[paddle.Tensor]:
     """The tensors in a structure that need gradients."""
     return [x for x in paddle.utils.flatten(data) if isinstance(x, paddle.Tensor) and not x.stop_gradient]
@@ -129,13 +138,9 @@ class Stage3:
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered
         for layer in model.sublayers(include_self=True):
-            indices = [
-                self._index_of[id(p)]
-                for p in layer.parameters(include_sublayers=False)
-                if id(p) in self._index_of
-            ]
-            if indices:
-                self._hook(layer, indices)
+            known = [id(p) for p in _parameters_in_forward(layer) if id(p) in self._index_of]
+            if known:
+                self._hook(layer, [self._index_of[each] for each in dict.fromkeys(known)])
         for index, parameter in enumerate(parameters):
             if not self._is_local[index]:
                 parameter._clear_data()
