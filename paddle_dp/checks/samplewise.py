@@ -189,6 +189,9 @@ class _Trial:
             runs = [partial(self._called, self.first, CALLS)]
             runs += [partial(self._called, chunk, 1) for chunk in self._halves]
             full, *halves = results_of(self._run_trial, runs, self._state)
+            if full.get("is_doubtful"):
+                fewer = _slice_of(self.first, slice(self.first.samples - 1))
+                return _Trial(self.learner, fewer, self._run_trial).loss_alone()
             if not full["totals"]:
                 return []  # outputs without a sample dim are tried with the model
         except LossError:
@@ -240,6 +243,9 @@ class _Trial:
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
+            # [T, n, …] of as many steps as samples, as for a CTC loss: fewer samples tell which dim is theirs.
+            if first.samples > 2 and any(x.shape[1:2] == [first.samples] for x in cuttable):
+                return {"totals": [], "is_doubtful": True}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
             outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
             pair, scores = (outputs, chunk.targets), {}

@@ -116,12 +116,12 @@ class Collected:
         self._sums: dict[str, np.ndarray] = {}
         self._structure: Any = None
         self._rows: list[list[np.ndarray]] = []
+        self.is_doubtful = False  # whether dim 1 may be the samples', too, as in [T, n, …]
 
     def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
         """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
         if self.metric.adds:
             if not self.metric.tried and micro_batch.samples > 1:
-                self.metric.tried = True
                 self._refuse_means(micro_batch.rows, outputs, targets)
             with self.metric.named_errors():
                 _add(self._sums, _sums_of(self.metric.function, outputs, targets)[0])
@@ -135,6 +135,7 @@ class Collected:
             raise UsageError(
                 f"{self.metric.setting} needs a row for each of {rows} samples; there are {shapes}."
             )
+        self.is_doubtful |= any(array.shape[1:2] == (rows,) for array in arrays)
         self._refuse_large(sum(array.nbytes for array in arrays) / max(rows, 1) * self._samples)
         self._structure = structure_of(pair)
         places = micro_batch.places or range(micro_batch.first, micro_batch.first + rows)
@@ -143,9 +144,11 @@ class Collected:
 
     def _refuse_means(self, rows: int, outputs: Any, targets: Any) -> None:
         """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares. Tries
-        a copy of the metric, which may remember, where every tensor has a row for each sample."""
-        if any([*getattr(leaf, "shape", [])[:1]] != [rows] for leaf in leaves((outputs, targets))):
+        a copy of the metric, which may remember, where every tensor has a row for each sample in dim 0 alone."""
+        shapes = [[*getattr(leaf, "shape", [])] for leaf in leaves((outputs, targets))]
+        if any(shape[:1] != [rows] or shape[1:2] == [rows] for shape in shapes):
             return
+        self.metric.tried = True
         try:
             function = copy.deepcopy(self.metric.function)
             parts = (slice(None), slice(rows // 2), slice(rows // 2, None))

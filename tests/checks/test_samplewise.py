@@ -438,6 +438,34 @@ def test_a_trial_without_memory_is_one_sentence() -> None:
     )
 
 
+class StepsFirst(nn.Layer):
+    """Outputs [T, n, c], as for a CTC loss, with T = 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network(8 * CLASSES)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.layers(x).reshape([-1, 8, CLASSES]).transpose([1, 0, 2])
+
+
+def of_each(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    return outputs.square().mean([0, 2])
+
+
+def sum_and_samples(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    return outputs.square().sum(), outputs.shape[1]
+
+
+def test_as_many_steps_as_samples_are_not_cut_into_samples() -> None:
+    for loss in (of_each, sum_and_samples):
+        assert tried_here(loss, StepsFirst()) == Findings()
+    with pytest.raises(
+        LossError, match="is over 1 things for 7 samples together, and over 1 and 1 for 3 and 4"
+    ):
+        tried_here(mean_and_one, network(8))  # as many classes as samples
+
+
 def test_outputs_of_several_tensors_are_tried() -> None:
     def pairs(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
         return contrastive(outputs["both"][0] + outputs["both"][1], targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
 
@@ -52,6 +53,35 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
     with pytest.raises(UsageError, match=message):
         trainer(tmp_path, metrics=metrics).fit()
     assert not (tmp_path / "checkpoints").exists()
+
+
+class StepsFirst(paddle.nn.Layer):
+    """Outputs [T, n, c], as for a CTC loss, with T = 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(5, 6 * 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x).reshape([-1, 6, 3]).transpose([1, 0, 2])
+
+
+def mean_of_each(outputs: Any, targets: Any) -> Any:
+    return (outputs.mean([0, 2]) - targets) ** 2
+
+
+def test_as_many_steps_as_samples_are_not_taken_for_them(tmp_path: Path) -> None:
+    """Micro-batches were joined along the steps, silently."""
+    data = [(np.ones(5, "float32"), np.float32(n)) for n in range(12)]
+    for batch, rows in ((4, 4), (6, 5)):
+        training = Trainer.of(
+            model=StepsFirst(), train=data, test=data, batch=batch, loss=mean_of_each, optimizer="sgd",
+            folder=tmp_path, length="1 epoch", callbacks=["evaluate"], metrics=[broken],
+        )  # fmt: skip
+        with pytest.raises(
+            UsageError, match=rf"broken needs a row for each of {rows} samples; .* \[6, {rows}, 3\]"
+        ):
+            training.fit()
 
 
 def test_best_takes_a_metric(tmp_path: Path) -> None:
