@@ -109,25 +109,22 @@ def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
     loader, learner = trainer.loader, trainer.learner
     if is_in_order(loader.dataset):
         return
-    order, labels = loader.sampler.order(0), getattr(loader.dataset, "labels", None)
-    is_known = (
-        isinstance(labels, np.ndarray)
-        and labels.shape == (len(loader.dataset),)
-        and labels.dtype.kind in "iu"
-    )
-    index = int(order[labels[order].argmax()] if is_known else order.max())
-    sample = first_samples(loader.dataset, [index], recipe.train.seed)
+    order = loader.sampler.order(0)
+    labels, index = getattr(loader.dataset, "labels", None), order.max()
+    if isinstance(labels, np.ndarray) and labels.shape == (len(loader.dataset),):
+        index = order[labels[order].argmax()]
+    sample = first_samples(loader.dataset, [int(index)], recipe.train.seed)
     classes = len(class_names(loader.dataset))
     data = "the training data" + (f", which has {classes} classes" if classes else "")
-    where = f"{name(loader.dataset, index)} of {data}"
+    subject = f"{name(loader.dataset, index)} of {data}"
     learner.model.eval()
     try:
         learner.runner.score(sample)
         if classes and not sample.targets.is_floating_point():
-            where = data
+            subject = data
             learner.runner.score(replace(sample, targets=paddle.full_like(sample.targets, classes - 1)))
     except TargetError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{subject}: {error}") from None
     except Exception:  # noqa: BLE001 - one sample alone may be none of the model's or the loss's cases
         return
 

@@ -21,7 +21,6 @@ Inputs = Any
 """The data set's inputs for n samples: an array [n, …], or a structure of them."""
 Call = Callable[[Inputs], list[Array]]
 INPUT = "inputs"  # the name of a program's input without a name
-_BLOCK = 1 << 16  # bytes: what a full disk lacks, whose last block may have room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +194,7 @@ def _refuse_cut(file: Path) -> None:
     that nobody wrote for those that a full disk has cut off."""
     with file.open("r+b") as opened:
         size = opened.seek(0, os.SEEK_END)
-        opened.write(bytes(_BLOCK))
+        opened.write(bytes(1 << 16))  # more than what is left of a full disk's last block
         opened.flush()
         os.fsync(opened.fileno())
         opened.truncate(size)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import lr
 
-from paddle_dp.checkpoint.source import WeightsOf
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.core.plateau import Plateau
 from paddle_dp.data.fingerprint import common
@@ -164,14 +163,13 @@ def _object_facts(task: Task) -> dict[str, Any]:
 def _misfit(checkpoint: Checkpoint, task: Task) -> RunChange | None:
     """The first tensor that the model and the checkpoint do not share, or not in one shape: nothing can be accepted
     then, as nothing can be loaded."""
-    weights, here = WeightsOf(checkpoint, adapter=True), task.model.state_dict()
-    was = {name: list(weights.shape(name)) for name in weights.names}
-    now = {name: list(tensor.shape) for name, tensor in here.items() if name not in task.base}
-    for name in (*now, *was):
-        before, after = was.get(name, _ABSENT), now.get(name, _ABSENT)
-        if before != after:
-            return RunChange(f"tensor {name}", before, after, NEVER)
-    return None
+    saved, tensors = [n for n in checkpoint.names if n.startswith("model/")], task.model.state_dict()
+    was = {name.removeprefix("model/"): list(checkpoint.shape(name)) for name in saved}
+    now = {name: list(tensor.shape) for name, tensor in tensors.items() if name not in task.base}
+    name = next((name for name in (*now, *was) if was.get(name) != now.get(name)), None)
+    if name is None:
+        return None
+    return RunChange(f"tensor {name}", was.get(name, _ABSENT), now.get(name, _ABSENT), NEVER)
 
 
 def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings) -> list[RunChange]:
