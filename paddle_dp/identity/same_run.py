@@ -128,7 +128,7 @@ def compare(
         ]
     changed = [c for c in changes if c.rule == REFUSED and c.key.startswith(("model", "adapter"))]
     if misfit := _misfit(checkpoint, task) if changed else None:
-        changes = [*(replace(c, rule=NEVER) if c in changed else c for c in changes), misfit]
+        changes = [misfit, *(replace(c, rule=NEVER) if c in changed else c for c in changes)]
     refused = [c for c in changes if c.rule == NEVER or (c.rule == REFUSED and not _is_in(c.key, accept))]
     errors = mesh.gather(_error_text(checkpoint, refused, setup) if refused else "")
     if error := next(filter(None, errors), ""):
@@ -363,7 +363,7 @@ def _error_text(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: Tra
     if more:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
-    never = [c.key for c in refused if c.rule == NEVER]
+    never = [c.key for c in refused if c.rule == NEVER][:_NAMED]
     old, them = ("the old values", "them") if len(refused) > 1 else ("the old value", "it")
     return (
         f"{checkpoint.folder} cannot be resumed as the same run: {changes}{more}. Give {old}, "

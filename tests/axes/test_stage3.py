@@ -13,6 +13,7 @@ from paddle import nn
 from paddle.distributed import fleet
 
 from paddle_dp.axes.sharding.prefetch_trace import PrefetchTrace, TraceRecorder
+from paddle_dp.axes.sharding.stage3 import lent_parameters
 from paddle_dp.axes.sharding.zero import Zero
 from paddle_dp.core.placement import Placements
 from paddle_dp.gloo import install
@@ -292,6 +293,18 @@ def test_parameters_in_a_list_are_here_while_the_layer_with_the_list_works() -> 
     here = run_ranks(listed, 2, 3)
     assert here[0] == here[1]
     np.testing.assert_allclose(here[0], run_ranks(listed, 2, 2)[0], rtol=1e-6)
+
+
+def test_a_list_of_other_layers_parameters_lends_none() -> None:
+    """The model would hold all of them during its forward, and most of its backward: stage 3 for nothing."""
+    model = nn.Layer()
+    model.forward = lambda x: x
+    model.blocks = nn.LayerList([nn.Linear(2, 2) for _ in range(3)])
+    model.weights = nn.ParameterList([block.weight for block in model.blocks])
+    model.factors = nn.ParameterList([model.create_parameter([2])])
+    lent = {id(layer): parameters for layer, parameters in lent_parameters(model)}
+    assert [id(p) for p in lent[id(model)]] == [id(model.factors[0])]
+    assert all(len(lent[id(block)]) == 2 for block in model.blocks) and len(lent) == 4
 
 
 def learned(layers: int, ahead: int) -> PrefetchTrace:

@@ -72,13 +72,28 @@ class _Backward:
     begun: bool = False
 
 
-def _parameters_in_forward(layer: nn.Layer) -> Iterator[paddle.Tensor]:
-    """The parameters that a layer's forward reads itself: its own, and those of a ParameterList in it, which has no
-    forward. Without values a bias counts as none in F.linear, silently."""
-    yield from layer.parameters(include_sublayers=False)
+def _is_list(layer: nn.Layer) -> bool:
+    """Whether a layer has no forward, like a ParameterList."""
+    forward = getattr(layer.forward, "__func__", None)
+    return forward is nn.Layer.forward and type(layer).__call__ is nn.Layer.__call__
+
+
+def lent_parameters(model: nn.Layer) -> Iterator[tuple[nn.Layer, list[paddle.Tensor]]]:
+    """Each layer with the parameters that its forward reads itself: those directly in it, and those of lists in it that
+    are in no other layer. Without values a bias counts as none in F.linear, silently."""
+    layers = [layer for layer in model.sublayers(include_self=True) if not _is_list(layer)]
+    direct = [layer.parameters(include_sublayers=False) for layer in layers]
+    lent = {id(parameter) for parameters in direct for parameter in parameters}
+    for layer, parameters in zip(layers, direct, strict=True):
+        listed = {id(p): p for p in _in_lists(layer) if id(p) not in lent}
+        yield layer, [*parameters, *listed.values()]
+
+
+def _in_lists(layer: nn.Layer) -> Iterator[paddle.Tensor]:
     for child in layer.children():
-        if type(child).forward is nn.Layer.forward:
-            yield from _parameters_in_forward(child)
+        if _is_list(child):
+            yield from child.parameters(include_sublayers=False)
+            yield from _in_lists(child)
 
 
 def _learning(data: Any) -> list[paddle.Tensor]:
@@ -137,10 +152,10 @@ class Stage3:
         self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered
-        for layer in model.sublayers(include_self=True):
-            known = [id(p) for p in _parameters_in_forward(layer) if id(p) in self._index_of]
-            if known:
-                self._hook(layer, [self._index_of[each] for each in dict.fromkeys(known)])
+        for layer, lent in lent_parameters(model):
+            indices = [self._index_of[id(p)] for p in lent if id(p) in self._index_of]
+            if indices:
+                self._hook(layer, indices)
         for index, parameter in enumerate(parameters):
             if not self._is_local[index]:
                 parameter._clear_data()
