@@ -79,9 +79,10 @@ def tried(recipe: Recipe) -> list[str]:
         names = trainer.evaluation_names() if trainer.run.test_loader is not None else set()
         if not names:  # no evaluation has computed a loss
             names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
-        _refuse_classes(trainer, recipe)
+        _refuse_classes(loader.dataset, recipe)
         trainer.refuse_schedule()
         trainer.tell_refuse()
+        _refuse_targets(trainer, recipe.train.seed)  # the last: a sample may be slow to read
     except PaddleDPError:
         raise
     except Exception as error:
@@ -101,32 +102,49 @@ def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
         )
 
 
-def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
-    """Raises UsageError if the loss refuses the highest class: of a sample of the training data, the last one where the
-    labels are not known, since many data sets are sorted by class; or of the data set's names."""
-    import paddle
+def _refuse_classes(dataset: Any, recipe: Recipe) -> None:
+    """Raises UsageError if a classifier has fewer outputs than the data set has names of classes."""
+    classes = len(class_names(dataset))
+    size = getattr(recipe.model.config, "classes", None)
+    if not classes or not isinstance(size, int) or size >= classes:
+        return
+    which = f"dataset {recipe.dataset.name} has {classes} classes"
+    remedy = f"set model.classes={classes}"
+    labels = _labels(dataset)
+    if labels is not None and (count := int((labels >= size).sum())) > 0:
+        first = int((labels >= size).argmax())
+        which += (
+            f", and {count} of {len(labels)} samples have one that the model lacks: "
+            f"{name(dataset, first)} has class {labels[first]}"
+        )
+        remedy += ", or correct the labels"
+    raise UsageError(f"model.classes is {size}, and {which}: {remedy}.")
 
+
+def _refuse_targets(trainer: Any, seed: int) -> None:
+    """Raises UsageError if the loss refuses the target of the sample with the highest label, or of the last one, if
+    labels are not known: many data sets are sorted by class."""
     loader, learner = trainer.loader, trainer.learner
     if is_in_order(loader.dataset):
         return
-    order = loader.sampler.order(0)
-    labels, index = getattr(loader.dataset, "labels", None), order.max()
-    if isinstance(labels, np.ndarray) and labels.shape == (len(loader.dataset),):
-        index = order[labels[order].argmax()]
-    sample = first_samples(loader.dataset, [int(index)], recipe.train.seed)
-    classes = len(class_names(loader.dataset))
-    data = "the training data" + (f", which has {classes} classes" if classes else "")
-    subject = f"{name(loader.dataset, index)} of {data}"
     learner.model.eval()
     try:
-        learner.runner.score(sample)
-        if classes and not sample.targets.is_floating_point():
-            subject = data
-            learner.runner.score(replace(sample, targets=paddle.full_like(sample.targets, classes - 1)))
+        order, labels = loader.sampler.order(0), _labels(loader.dataset)
+        ranks = order if labels is None else np.where(labels == learner.loss.ignored, 0, labels)[order]
+        indices = [int(order[ranks.argmax()]), int(order.min())]  # two: some models fail on one
+        learner.runner.score(first_samples(loader.dataset, indices, seed))
     except TargetError as error:
-        raise UsageError(f"{subject}: {error}") from None
-    except Exception:  # noqa: BLE001 - one sample alone may be none of the model's or the loss's cases
+        sample = [f"{name(loader.dataset, index)} of " for index in indices][error.row : error.row + 1]
+        raise UsageError(f"{''.join(sample)}the training data: {error}") from None
+    except Exception:  # noqa: BLE001 - two samples may be none of the model's or the loss's cases
         return
+
+
+def _labels(dataset: Any) -> np.ndarray | None:
+    """The class of each sample, if the data set has them in an array."""
+    labels: Any = getattr(dataset, "labels", None)
+    is_array = isinstance(labels, np.ndarray) and labels.shape == (len(dataset),)
+    return labels if is_array and labels.dtype.kind in "iu" else None
 
 
 def _sample(dataset: Any) -> str:

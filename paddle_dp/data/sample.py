@@ -67,10 +67,10 @@ def file_names(dataset: Dataset) -> Callable[[int], str | None] | None:
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
-    """The names of the data set's classes, or (). An array `classes` holds targets, not names."""
+    """The names of the data set's classes, or (). An array `classes` holds targets, and an int their number."""
     if isinstance(dataset, Stream):
         return class_names(dataset.source)
-    if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray):
+    if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray | int):
         return ()
     return tuple(dataset.classes or ())
 

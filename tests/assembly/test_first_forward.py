@@ -51,7 +51,7 @@ def bad(outputs, targets):
         ("schedule={use: plateau, learning_rate: 0.1, watch: val_loss}",
          r"schedule\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("train={length: 1 epoch, batch: 2000, drop_last: true}", r"leaves nothing of 1437 samples in batches of 2000"),
-        ("model.classes=5", r"sample .* of the training data, which has 10 classes: target 8 is no class: the 5"),
+        ("model.classes=5", r"model\.classes is 5, and dataset digits has 10 classes: set model\.classes=10"),
     ],
 )  # fmt: skip
 def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
@@ -67,51 +67,75 @@ def test_a_sample_with_a_class_too_many_is_named(tmp_path: Path) -> None:
     (tmp_path / "val_list.txt").write_text("a.png 0\n")
     data = f"dataset={{use: image_list, path: {tmp_path}, size: 16}}"
     model = "model={use: convnet, classes: 2, widths: [4], channels: 3}"
-    said = r"sample 1 \(.*b.png\) of the training data, which has 10 classes: target 9 is no class: the 2 classes of"
+    said = (
+        r"model.classes is 2, and dataset image_list has 10 classes, and 1 of 3 samples have one that the model lacks: "
+        r"sample 1 \(.*b.png\) has class 9: set model.classes=10, or correct the labels"
+    )
     with pytest.raises(UsageError, match=said):
         tried(read_recipe(DIGITS, [data, model]))
 
 
 class SortedByClass:
-    """Eight samples of each of four classes, and no names of classes."""
+    """Eight samples of each of `held` classes; `labels`: a dtype of them, in an order that is not sorted."""
 
-    def __init__(self, split: str, names: tuple[str, ...] = ()):
-        self.classes = names
+    def __init__(self, split: str, held: int = 4, classes: object = (), labels: str = ""):
+        self.classes, self.numbers = classes, np.arange(8 * held) // 8
+        if labels:
+            self.numbers = np.roll(self.numbers, -4)
+            self.labels = self.numbers.astype(labels)
 
     def __len__(self) -> int:
-        return 32
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.ones(4, "float32"), 0 if self.classes else index // 8
+        return np.ones(4, "float32"), int(self.numbers[index])
+
+
+class NotOfOne(nn.Linear):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        assert len(x) > 1
+        return super().forward(x)
+
+
+def tried_by_class(
+    settings: str, outputs: int, loss: str = "cross_entropy", model: str = "paddle.nn.Linear"
+) -> list[str]:
+    data = f"dataset={{use: {__name__}.SortedByClass{settings}}}"
+    layer = f"model={{use: {model}, in_features: 4, out_features: {outputs}}}"
+    return tried(read_recipe(DIGITS, [data, layer, f"loss={{use: {loss}}}", "callbacks=[]"]))
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (
-            "",
-            r"sample 31 of the training data: target 3 is no class: the 2 classes of the model's outputs are 0 to 1",
-        ),
-        (
-            ", names: [a, b, c, d]",
-            r"^the training data, which has 4 classes: target 3 is no class: the 2 classes",
-        ),
-    ],
+    ("settings", "sample"),
+    [("", "31"), (", classes: 4", "31"), (", labels: int64", r"2\d"), (", labels: uint8", r"2\d")],
 )
-def test_a_class_that_the_first_samples_do_not_have_is_refused(names: str, said: str) -> None:
+@pytest.mark.parametrize("model", ["paddle.nn.Linear", f"{__name__}.NotOfOne"])
+def test_a_class_that_the_first_samples_do_not_have_is_refused(
+    settings: str, sample: str, model: str
+) -> None:
     """A model whose setting is not called `classes` passed, and a training stopped in its first epoch."""
-    words = [f"dataset={{use: {__name__}.SortedByClass{names}}}", "callbacks=[]"]
-    model = "model={{use: paddle.nn.Linear, in_features: 4, out_features: {}}}"
+    said = rf"sample {sample} of the training data: target 3 is no class: the 2 classes of the model's outputs are 0 to"
     with pytest.raises(UsageError, match=said):
-        tried(read_recipe(DIGITS, [*words, model.format(2)]))
-    assert tried(read_recipe(DIGITS, [*words, model.format(4)])) == []
+        tried_by_class(settings, 2, model=model)
+    assert tried_by_class(settings, 4, model=model) == []
+
+
+def test_an_ignored_class_does_not_hide_the_highest() -> None:
+    with pytest.raises(
+        UsageError, match=r"sample 1\d of the training data: target 2 is no class: the 2 classes"
+    ):
+        tried_by_class(", labels: int64", 2, "cross_entropy, ignore_index: 3")
+    assert tried_by_class(", labels: int64", 3, "cross_entropy, ignore_index: 3") == []
+
+
+@pytest.mark.parametrize("settings", [", classes: [a, b, c, d, e, f, g, h, i, j]", ", labels: object"])
+def test_names_of_classes_that_no_target_has_and_labels_of_objects_are_accepted(settings: str) -> None:
+    assert tried_by_class(f", held: 2{settings}", 2) == []
 
 
 def test_a_loss_of_embeddings_has_no_classes() -> None:
     """The outputs' width is no number of classes there."""
-    data = f"dataset={{use: {__name__}.SortedByClass, names: [a, b, c, d]}}"
-    model = "model={use: paddle.nn.Linear, in_features: 4, out_features: 2}"
-    assert tried(read_recipe(DIGITS, [data, model, "loss={use: triplet}", "callbacks=[]"])) == []
+    assert tried_by_class("", 2, "triplet") == []
 
 
 def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:

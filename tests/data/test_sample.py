@@ -27,13 +27,14 @@ def test_samples_are_stacked_under_a_new_first_dim():
     assert targets.tolist() == [4, 1] and targets.dtype == np.int64
 
 
-def test_an_array_of_classes_has_targets_and_no_names():
+def test_an_array_of_classes_has_targets_and_a_number_of_them_no_names():
     data = Named()
     assert class_names(data) == ()
     data.classes = ["cat", "dog"]
     assert class_names(data) == ("cat", "dog")
-    data.classes = np.array([1, 0, 1])
-    assert class_names(data) == ()
+    for of_no_names in (np.array([1, 0, 1]), 2):
+        data.classes = of_no_names
+        assert class_names(data) == ()
 
 
 def test_a_python_float_becomes_float32_and_an_array_keeps_its_type():
