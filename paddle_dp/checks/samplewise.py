@@ -30,6 +30,7 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.extra_forwards import random_state
 from paddle_dp.core.loss import Count, Loss, number
+from paddle_dp.core.metric import is_doubtful
 from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
 from paddle_dp.core.turns import TurnsLoss
@@ -186,12 +187,7 @@ class _Trial:
     def loss_alone(self) -> list[str]:
         """A sentence if the loss compares samples. Raises LossError for one that no number of ranks can share."""
         try:
-            runs = [partial(self._called, self.first, CALLS)]
-            runs += [partial(self._called, chunk, 1) for chunk in self._halves]
-            full, *halves = results_of(self._run_trial, runs, self._state)
-            if full.get("is_doubtful"):
-                fewer = _slice_of(self.first, slice(self.first.samples - 1))
-                return _Trial(self.learner, fewer, self._run_trial).loss_alone()
+            full, *halves = self._calls()
             if not full["totals"]:
                 return []  # outputs without a sample dim are tried with the model
         except LossError:
@@ -233,9 +229,29 @@ class _Trial:
         buffer_ids = {id(buffer) for buffer in owner.buffers()} if isinstance(owner, nn.Layer) else set()
         return not buffer_ids.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
 
-    def _called(self, chunk: MicroBatch, calls: int) -> Result:
+    def _calls(self, is_certain: bool = False) -> list[Result]:
+        """The results of `_called` with all samples and with each half."""
+        runs = [partial(self._called, self.first, CALLS, is_certain)]
+        runs += [partial(self._called, chunk, 1, is_certain) for chunk in self._halves]
+        results = list(results_of(self._run_trial, runs, self._state))
+        if "is_doubtful" in results[0] and not self._has_steps_first():
+            return self._calls(is_certain=True)
+        return results
+
+    def _has_steps_first(self) -> bool:
+        """Whether dim 0 of the outputs is not that of the samples, since fewer of them have as many rows; False if the
+        model or the loss refuses fewer."""
+        fewer = _slice_of(self.first, slice(self.first.samples - 1))
+        run = partial(_Trial(self.learner, fewer, self._run_trial)._called, fewer, 1)
+        try:
+            (result,) = results_of(self._run_trial, [run], self._state)
+        except Exception:  # noqa: BLE001 - then it is not known
+            return False
+        return result == {"totals": []}
+
+    def _called(self, chunk: MicroBatch, calls: int, is_certain: bool = False) -> Result:
         """Totals of the loss, called with the chunk's rows of all samples' outputs, its counts, and scores, if they can
-        be computed; no totals if the outputs have no sample dim."""
+        be computed; no totals if the outputs have no sample dim, or if it `is_doubtful` and not `is_certain`."""
         learner, first = self.learner, self.first
         scope = learner.runner.draws.scope(self._batch, first)
         with scope, learner.mixed.context(), paddle.no_grad():
@@ -243,8 +259,7 @@ class _Trial:
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
-            # [T, n, …] of as many steps as samples, as for a CTC loss: fewer samples tell which dim is theirs.
-            if first.samples > 2 and any(x.shape[1:2] == [first.samples] for x in cuttable):
+            if not is_certain and any(is_doubtful(x.shape, first.samples) for x in cuttable):
                 return {"totals": [], "is_doubtful": True}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
             outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)

@@ -35,6 +35,15 @@ _RESERVED = (
 Scores = dict[str, float]
 
 
+class RowsError(UsageError):
+    """Outputs or targets without a row for each sample."""
+
+
+def is_doubtful(shape: Sequence[int], samples: int) -> bool:
+    """Whether dim 0 of outputs [n, n, …] may be that of n steps, as for a CTC loss: fewer samples tell."""
+    return len(shape) > 2 and samples > 2 and shape[0] == shape[1] == samples
+
+
 class Metric:
     """A callable of (outputs, targets), or an object with `compute`, as the evaluation uses it.
 
@@ -116,7 +125,7 @@ class Collected:
         self._sums: dict[str, np.ndarray] = {}
         self._structure: Any = None
         self._rows: list[list[np.ndarray]] = []
-        self.is_doubtful = False  # whether dim 1 may be the samples', too, as in [T, n, …]
+        self.is_doubtful = False  # whether an array's dim 0 may be that of steps
 
     def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
         """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
@@ -132,10 +141,10 @@ class Collected:
             array.ndim == 0 or len(array) != micro_batch.rows or array.dtype == object for array in arrays
         ):
             shapes = ", ".join(f"{array.dtype} {[*array.shape]}" for array in arrays)
-            raise UsageError(
+            raise RowsError(
                 f"{self.metric.setting} needs a row for each of {rows} samples; there are {shapes}."
             )
-        self.is_doubtful |= any(array.shape[1:2] == (rows,) for array in arrays)
+        self.is_doubtful |= any(is_doubtful(array.shape, micro_batch.rows) for array in arrays)
         self._refuse_large(sum(array.nbytes for array in arrays) / max(rows, 1) * self._samples)
         self._structure = structure_of(pair)
         places = micro_batch.places or range(micro_batch.first, micro_batch.first + rows)
@@ -144,11 +153,13 @@ class Collected:
 
     def _refuse_means(self, rows: int, outputs: Any, targets: Any) -> None:
         """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares. Tries
-        a copy of the metric, which may remember, where every tensor has a row for each sample in dim 0 alone."""
+        a copy of the metric, which may remember, where every tensor has a row for each sample."""
         shapes = [[*getattr(leaf, "shape", [])] for leaf in leaves((outputs, targets))]
-        if any(shape[:1] != [rows] or shape[1:2] == [rows] for shape in shapes):
-            return
+        if any(is_doubtful(shape, rows) for shape in shapes):
+            return  # a batch of another size is tried
         self.metric.tried = True
+        if any(shape[:1] != [rows] for shape in shapes):
+            return
         try:
             function = copy.deepcopy(self.metric.function)
             parts = (slice(None), slice(rows // 2), slice(rows // 2, None))

@@ -13,7 +13,7 @@ import paddle
 
 from paddle_dp.batch import Batch, MicroBatch, mapped
 from paddle_dp.core.loss import Loss
-from paddle_dp.core.metric import Collected, Metric
+from paddle_dp.core.metric import Collected, Metric, RowsError
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError, UsageError
@@ -128,14 +128,25 @@ def names_of_numbers(
 ) -> set[str]:
     """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective."""
     tally = _tallied(learner, loader, 1, metrics)
-    if any(mesh.gather(any(each.is_doubtful for each in tally.collected))):
-        _tallied(learner, loader, 1, metrics, fewer=True)  # refuses outputs [T, n, …] where T is n by chance
-    rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
-    names = {name for row in rows for name in row}
+    doubtful = any(each.is_doubtful for each in tally.collected)
+    rows = mesh.gather([doubtful, *tally.sums, *(["acc1"] if tally.confusion is not None else [])])
+    if any(row[0] for row in rows):
+        _refuse_steps(learner, loader, metrics)
+    names = {name for row in rows for name in row[1:]}
     for metric in metrics:
         _refuse_twice(metric, names)
         names.update(metric.names)
     return names
+
+
+def _refuse_steps(learner: Learner, loader: Loader, metrics: Sequence[Metric]) -> None:
+    """Raises RowsError for outputs [T, n, …] where T is n by chance. Any other error leaves it unknown."""
+    try:
+        _tallied(learner, loader, 1, [metric for metric in metrics if not metric.adds], fewer=True)
+    except RowsError:
+        raise
+    except Exception:  # noqa: BLE001 - fewer samples may be none of the model's or the loss's cases
+        return
 
 
 def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
@@ -169,7 +180,7 @@ def _tallied(
 
 
 def _without_last(micro_batch: MicroBatch) -> MicroBatch:
-    if micro_batch.samples < 2:
+    if micro_batch.samples < 3:  # one sample is a case of its own: squeeze() takes its dim away
         return micro_batch
     inputs, targets = mapped(lambda leaf: leaf[:-1], (micro_batch.inputs, micro_batch.targets))
     return MicroBatch(inputs, targets, micro_batch.samples - 1, micro_batch.first)

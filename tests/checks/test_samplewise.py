@@ -6,6 +6,7 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -453,6 +454,34 @@ def of_each(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
     return outputs.square().mean([0, 2])
 
 
+class SamplesFirst(nn.Layer):
+    """Outputs [n, 8, c]; `fewest`: of a model that takes no fewer samples."""
+
+    def __init__(self, fewest: int = 1) -> None:
+        super().__init__()
+        self.layers, self.fewest = network(8 * CLASSES), fewest
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        assert len(x) >= self.fewest
+        return self.layers(x).reshape([-1, 8, CLASSES])
+
+
+class Pairs(nn.Layer):
+    """Outputs [n, n, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        near = self.layers(x)
+        return (near @ near.T).unsqueeze(-1)
+
+
+def square_and_one(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    return outputs.square().mean(), 1
+
+
 def sum_and_samples(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
     return outputs.square().sum(), outputs.shape[1]
 
@@ -460,10 +489,24 @@ def sum_and_samples(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
 def test_as_many_steps_as_samples_are_not_cut_into_samples() -> None:
     for loss in (of_each, sum_and_samples):
         assert tried_here(loss, StepsFirst()) == Findings()
-    with pytest.raises(
-        LossError, match="is over 1 things for 7 samples together, and over 1 and 1 for 3 and 4"
-    ):
-        tried_here(mean_and_one, network(8))  # as many classes as samples
+    for model in (SamplesFirst(), SamplesFirst(fewest=8), Pairs()):
+        with pytest.raises(
+            LossError, match="is over 1 things for 8 samples together, and over 1 and 1 for 4"
+        ):
+            tried_here(square_and_one, model)
+
+
+def test_as_many_classes_as_samples_are_no_steps() -> None:
+    """They are ordinary: no further forward, and no trial with fewer samples."""
+    calls = Counter[int]()
+    for classes in (7, 8):
+        model = network(classes)
+        model.register_forward_pre_hook(lambda layer, inputs: calls.update([classes]))  # noqa: B023
+        with pytest.raises(
+            LossError, match="is over 1 things for 8 samples together, and over 1 and 1 for 4"
+        ):
+            tried_here(mean_and_one, model)
+    assert calls[7] == calls[8] > 0
 
 
 def test_outputs_of_several_tensors_are_tried() -> None:
