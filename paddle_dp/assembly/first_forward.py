@@ -130,8 +130,8 @@ def _refuse_targets(trainer: Any, seed: int) -> None:
     learner.model.eval()
     try:
         order, labels = loader.sampler.order(0), _labels(loader.dataset)
-        ranks = order if labels is None else np.where(labels == learner.loss.ignored, 0, labels)[order]
-        indices = [int(order[ranks.argmax()]), int(order.min())]  # two: some models fail on one
+        sort_keys = order if labels is None else np.where(labels == learner.loss.ignored, 0, labels)[order]
+        indices = [int(order[sort_keys.argmax()]), int(order.min())]  # two: some models fail on one
         learner.runner.score(first_samples(loader.dataset, indices, seed))
     except TargetError as error:
         sample = [f"{name(loader.dataset, index)} of " for index in indices][error.row : error.row + 1]
