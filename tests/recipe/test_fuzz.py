@@ -131,7 +131,8 @@ def outcome(file: Path, overrides: list[str]) -> str:
     return ""
 
 
-def fuzz(times: int, seed: int, folder: Path) -> None:
+def fuzz(times: int, seed: int, folder: Path) -> list[str]:
+    """The outcomes of so many recipes with random mistakes."""
     draw, said, slowest = Draw(seed), [], 0.0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(times):
@@ -150,7 +151,8 @@ def fuzz(times: int, seed: int, folder: Path) -> None:
         slowest = max(slowest, time.process_time() - began)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert slowest < SECONDS and grown < MEMORY, f"FUZZ_SEED={seed}: {slowest:.1f} s, {grown >> 20} MB"
-    assert "(no message)" not in said and 0 < said.count("") < times  # some are still recipes
+    assert "(no message)" not in said, f"FUZZ_SEED={seed}"
+    return said
 
 
 @pytest.fixture
@@ -159,7 +161,12 @@ def seed() -> int:
 
 
 def test_recipes_with_random_mistakes_are_read_or_refused(tmp_path: Path, seed: int) -> None:
-    fuzz(40, seed, tmp_path)
+    fuzz(30, seed, tmp_path)
+
+
+def test_some_of_the_recipes_are_still_read(tmp_path: Path) -> None:
+    """Of a fixed seed: one recipe in eight is, so that all 40 of one seed in 300 are refused."""
+    assert 0 < fuzz(15, 1, tmp_path).count("") < 15
 
 
 @pytest.mark.long
