@@ -13,7 +13,7 @@ from paddle import nn
 from paddle.distributed import fleet
 
 from paddle_dp.axes.sharding.prefetch_trace import PrefetchTrace, TraceRecorder
-from paddle_dp.axes.sharding.stage3 import lent_parameters
+from paddle_dp.axes.sharding.stage3 import parameters_by_layer
 from paddle_dp.axes.sharding.zero import Zero
 from paddle_dp.core.placement import Placements
 from paddle_dp.gloo import install
@@ -302,7 +302,7 @@ def test_a_list_of_other_layers_parameters_lends_none() -> None:
     model.blocks = nn.LayerList([nn.Linear(2, 2) for _ in range(3)])
     model.weights = nn.ParameterList([block.weight for block in model.blocks])
     model.factors = nn.ParameterList([model.create_parameter([2])])
-    lent = {id(layer): parameters for layer, parameters in lent_parameters(model)}
+    lent = {id(layer): parameters for layer, parameters in parameters_by_layer(model)}
     assert [id(p) for p in lent[id(model)]] == [id(model.factors[0])]
     assert all(len(lent[id(block)]) == 2 for block in model.blocks) and len(lent) == 4
 

@@ -78,7 +78,7 @@ def _is_list(layer: nn.Layer) -> bool:
     return forward is nn.Layer.forward and type(layer).__call__ is nn.Layer.__call__
 
 
-def lent_parameters(model: nn.Layer) -> Iterator[tuple[nn.Layer, list[paddle.Tensor]]]:
+def parameters_by_layer(model: nn.Layer) -> Iterator[tuple[nn.Layer, list[paddle.Tensor]]]:
     """Each layer with the parameters that its forward reads itself: those directly in it, and those of lists in it that
     are in no other layer. Without values a bias counts as none in F.linear, silently."""
     layers = [layer for layer in model.sublayers(include_self=True) if not _is_list(layer)]
@@ -152,8 +152,8 @@ class Stage3:
         self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered
-        for layer, lent in lent_parameters(model):
-            indices = [self._index_of[id(p)] for p in lent if id(p) in self._index_of]
+        for layer, gathered in parameters_by_layer(model):
+            indices = [self._index_of[id(p)] for p in gathered if id(p) in self._index_of]
             if indices:
                 self._hook(layer, indices)
         for index, parameter in enumerate(parameters):
