@@ -34,7 +34,7 @@ def times(count: int) -> str:
 
 def digits(number: float) -> str:
     """Three digits, or all of those before the point."""
-    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # .3g of 999.5 is 1e+03
 
 
 def duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from paddle_dp.text import amount, and_more, digits, duration, few, gigabytes, n
         (f"{times(2)}, {times(4)}", "twice, 4 times"),
         (f"{digits(12.345)} {digits(12345.6)}", "12.3 12346"),
         (f"{duration(0.0125)}, {duration(1.254)}", "12.5 ms, 1.25 s"),
+        (f"{duration(0.9996)}, {digits(999.4)}, {digits(999.5)}", "1000 ms, 999, 1000"),
         (gigabytes(3 << 29), "1.5 GB"),
         (f"{amount(0)}, {amount(25.2e6)}, {amount(3e15)}", "0 bytes, 25.2 MB, 3000 TB"),
     ],

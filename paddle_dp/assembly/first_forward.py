@@ -30,6 +30,7 @@ from paddle_dp.data.arrays import describe
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, name, read_sample
 from paddle_dp.data.scatter import is_in_order
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import PaddleDPError, TargetError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
@@ -104,7 +105,7 @@ def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
 
 def _refuse_classes(dataset: Any, recipe: Recipe) -> None:
     """Raises UsageError if a classifier has fewer outputs than the data set has names of classes."""
-    classes = len(class_names(dataset))
+    classes = 0 if isinstance(dataset, Stream) else len(class_names(dataset))
     size = getattr(recipe.model.config, "classes", None)
     if not classes or not isinstance(size, int) or size >= classes:
         return
@@ -127,9 +128,10 @@ def _refuse_targets(trainer: Any, seed: int) -> None:
     loader, learner = trainer.loader, trainer.learner
     if is_in_order(loader.dataset):
         return
-    learner.model.eval()
+    learner.model.train()  # its outputs may be others in an evaluation, which `names_of_numbers` has tried
     try:
         order, labels = loader.sampler.order(0), _labels(loader.dataset)
+        order = order[: loader.sampler.batches * loader.sampler.batch]  # the rest may never be read
         sort_keys = order if labels is None else np.where(labels == learner.loss.ignored, 0, labels)[order]
         indices = [int(order[sort_keys.argmax()]), int(order.min())]  # two: some models fail on one
         learner.runner.score(first_samples(loader.dataset, indices, seed))

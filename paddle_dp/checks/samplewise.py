@@ -30,7 +30,6 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.extra_forwards import random_state
 from paddle_dp.core.loss import Count, Loss, number
-from paddle_dp.core.metric import is_doubtful
 from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.process_runner import ProcessRunner, Result, results_of
 from paddle_dp.core.turns import TurnsLoss
@@ -259,7 +258,7 @@ class _Trial:
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
-            if not is_certain and any(is_doubtful(x.shape, first.samples) for x in cuttable):
+            if not is_certain and any(_is_doubtful(x.shape, first.samples) for x in cuttable):
                 return {"totals": [], "is_doubtful": True}
             start = chunk.places[0] - first.first if chunk.places is not None else 0
             outputs, before = rows(outputs, slice(start, start + chunk.samples)), _drawn(scope)
@@ -383,6 +382,11 @@ _TOO_LARGE = "whether {} and its loss treat each sample alone: of {:.1f} GB of w
 def _tolerance(mixed: MixedPrecision) -> float:
     """The relative difference that is allowed between totals of the same numbers."""
     return 1e-7 if mixed.double else 1e-2 if mixed.low else 1e-5
+
+
+def _is_doubtful(shape: list[int], samples: int) -> bool:
+    """Whether dim 0 of outputs [n, n, …] may be that of n steps, as for a CTC loss: fewer samples tell."""
+    return len(shape) > 2 and samples > 2 and shape[0] == shape[1] == samples
 
 
 def _slice_of(full_batch: MicroBatch, cut: slice) -> MicroBatch:

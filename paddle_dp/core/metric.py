@@ -35,15 +35,6 @@ _RESERVED = (
 Scores = dict[str, float]
 
 
-class RowsError(UsageError):
-    """Outputs or targets without a row for each sample."""
-
-
-def is_doubtful(shape: Sequence[int], samples: int) -> bool:
-    """Whether dim 0 of outputs [n, n, …] may be that of n steps, as for a CTC loss: fewer samples tell."""
-    return len(shape) > 2 and samples > 2 and shape[0] == shape[1] == samples
-
-
 class Metric:
     """A callable of (outputs, targets), or an object with `compute`, as the evaluation uses it.
 
@@ -125,12 +116,12 @@ class Collected:
         self._sums: dict[str, np.ndarray] = {}
         self._structure: Any = None
         self._rows: list[list[np.ndarray]] = []
-        self.is_doubtful = False  # whether an array's dim 0 may be that of steps
 
     def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
         """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
         if self.metric.adds:
             if not self.metric.tried and micro_batch.samples > 1:
+                self.metric.tried = True
                 self._refuse_means(micro_batch.rows, outputs, targets)
             with self.metric.named_errors():
                 _add(self._sums, _sums_of(self.metric.function, outputs, targets)[0])
@@ -141,10 +132,9 @@ class Collected:
             array.ndim == 0 or len(array) != micro_batch.rows or array.dtype == object for array in arrays
         ):
             shapes = ", ".join(f"{array.dtype} {[*array.shape]}" for array in arrays)
-            raise RowsError(
+            raise UsageError(
                 f"{self.metric.setting} needs a row for each of {rows} samples; there are {shapes}."
             )
-        self.is_doubtful |= any(is_doubtful(array.shape, micro_batch.rows) for array in arrays)
         self._refuse_large(sum(array.nbytes for array in arrays) / max(rows, 1) * self._samples)
         self._structure = structure_of(pair)
         places = micro_batch.places or range(micro_batch.first, micro_batch.first + rows)
@@ -154,11 +144,7 @@ class Collected:
     def _refuse_means(self, rows: int, outputs: Any, targets: Any) -> None:
         """Raises UsageError if the sums of two halves do not add up: ranks and micro-batches have unequal shares. Tries
         a copy of the metric, which may remember, where every tensor has a row for each sample."""
-        shapes = [[*getattr(leaf, "shape", [])] for leaf in leaves((outputs, targets))]
-        if any(is_doubtful(shape, rows) for shape in shapes):
-            return  # a batch of another size is tried
-        self.metric.tried = True
-        if any(shape[:1] != [rows] for shape in shapes):
+        if any([*getattr(leaf, "shape", [])[:1]] != [rows] for leaf in leaves((outputs, targets))):
             return
         try:
             function = copy.deepcopy(self.metric.function)

@@ -67,12 +67,11 @@ def file_names(dataset: Dataset) -> Callable[[int], str | None] | None:
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
-    """The names of the data set's classes, or (). An array `classes` holds targets, and an int their number."""
+    """The names of the data set's classes, or (). Arrays `classes` hold targets, and an int is their number."""
     if isinstance(dataset, Stream):
         return class_names(dataset.source)
-    if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray | int):
-        return ()
-    return tuple(dataset.classes or ())
+    classes = dataset.classes if isinstance(dataset, Classified) else None
+    return tuple(classes) if isinstance(classes, Iterable) and not hasattr(classes, "dtype") else ()
 
 
 def name(dataset: Dataset, index: int) -> str:

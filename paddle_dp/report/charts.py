@@ -56,7 +56,7 @@ def short_number(value: float) -> str:
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit and limit * 1e4 > size:
             return f"{value / min(limit, 1e3 if unit == 'k' else limit):.4g}{unit}"
-    return f"{value:.3g}" if size < 1e3 or size >= 1e16 else f"{value:.4g}"
+    return f"{value:.3g}" if size < 999.5 or size >= 1e16 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

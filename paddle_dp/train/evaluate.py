@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.batch import Batch, MicroBatch, mapped
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.loss import Loss
-from paddle_dp.core.metric import Collected, Metric, RowsError
+from paddle_dp.core.metric import Collected, Metric
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError, UsageError
@@ -128,25 +128,12 @@ def names_of_numbers(
 ) -> set[str]:
     """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective."""
     tally = _tallied(learner, loader, 1, metrics)
-    doubtful = any(each.is_doubtful for each in tally.collected)
-    rows = mesh.gather([doubtful, *tally.sums, *(["acc1"] if tally.confusion is not None else [])])
-    if any(row[0] for row in rows):
-        _refuse_steps(learner, loader, metrics)
-    names = {name for row in rows for name in row[1:]}
+    rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
+    names = {name for row in rows for name in row}
     for metric in metrics:
         _refuse_twice(metric, names)
         names.update(metric.names)
     return names
-
-
-def _refuse_steps(learner: Learner, loader: Loader, metrics: Sequence[Metric]) -> None:
-    """Raises RowsError for outputs [T, n, …] where T is n by chance. Any other error leaves it unknown."""
-    try:
-        _tallied(learner, loader, 1, [metric for metric in metrics if not metric.adds], fewer=True)
-    except RowsError:
-        raise
-    except Exception:  # noqa: BLE001 - fewer samples may be none of the model's or the loss's cases
-        return
 
 
 def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
@@ -157,11 +144,8 @@ def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
         )
 
 
-def _tallied(
-    learner: Learner, loader: Loader, batches: int, metrics: Sequence[Metric] = (), *, fewer: bool = False
-) -> _Tally:
-    """This rank's sums over the first `batches` batches, with the model in evaluation mode; `fewer`: without the last
-    sample of each micro-batch."""
+def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[Metric] = ()) -> _Tally:
+    """This rank's sums over the first `batches` batches, with the model in evaluation mode."""
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
     learner.model.eval()
     tally = _Tally(collected=[Collected(metric, loader.sampler.samples) for metric in metrics])
@@ -170,20 +154,13 @@ def _tallied(
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
                     if learner.runner.score_is_collective or not micro_batch.is_dummy:
-                        tally.add(learner, batch, _without_last(micro_batch) if fewer else micro_batch)
+                        tally.add(learner, batch, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:
         for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
             layer.training = training
     return tally
-
-
-def _without_last(micro_batch: MicroBatch) -> MicroBatch:
-    if micro_batch.samples < 3:  # one sample is a case of its own: squeeze() takes its dim away
-        return micro_batch
-    inputs, targets = mapped(lambda leaf: leaf[:-1], (micro_batch.inputs, micro_batch.targets))
-    return MicroBatch(inputs, targets, micro_batch.samples - 1, micro_batch.first)
 
 
 def _read(loader: Loader, batches: int, mesh: Mesh) -> Iterator[Batch]:

@@ -16,6 +16,7 @@ from PIL import Image
 from paddle_dp.assembly import first_forward
 from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
 from paddle_dp.core.loss import loss_of
+from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, InstallError, UsageError
 from paddle_dp.launch.check_process import CheckProcess
 from paddle_dp.launch.command import Job
@@ -118,6 +119,20 @@ def test_a_class_that_the_first_samples_do_not_have_is_refused(
     with pytest.raises(UsageError, match=said):
         tried_by_class(settings, 2, model=model)
     assert tried_by_class(settings, 4, model=model) == []
+
+
+class FeaturesInEvaluations(nn.Linear):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x) if self.training else x[:, :2]
+
+
+def test_the_training_s_outputs_decide_and_not_an_evaluation_s() -> None:
+    assert tried_by_class("", 4, model=f"{__name__}.FeaturesInEvaluations") == []
+
+
+@pytest.mark.parametrize("classes", [np.int64(4), np.arange(32), len, None])
+def test_classes_that_are_no_names_are_none(classes: object) -> None:
+    assert class_names(SortedByClass("train", classes=classes)) == ()
 
 
 def test_an_ignored_class_does_not_hide_the_highest() -> None:

@@ -392,18 +392,6 @@ def test_sums_that_are_rounded_and_outputs_without_a_row_for_each_sample_are_not
         held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, part, targets)
 
 
-def test_as_many_steps_as_samples_are_not_halved() -> None:
-    """Of outputs [T, n, c] with T = n; a later batch of another size is tried."""
-    metric, targets = Metric(Sums(lambda outputs: outputs.mean(0).sum()), "mine"), paddle.to_tensor(CLASSES)
-    for outputs, error in (
-        (paddle.ones([41, 41, 6]), nullcontext()),
-        (paddle.ones([41, 6]), pytest.raises(UsageError, match=r"mine: .* halves")),
-    ):
-        micro_batch = MicroBatch(None, targets, 41)
-        with error:
-            Collected(metric, 41).add(Batch((micro_batch,), 41, 0, 0), micro_batch, outputs, targets)
-
-
 def test_a_metric_that_changes_its_arguments_changes_no_other() -> None:
     def clearing(outputs: Any) -> Any:
         outputs.scale_(0.0)
