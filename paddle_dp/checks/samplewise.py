@@ -238,7 +238,7 @@ class _Trial:
         return results
 
     def _has_steps_first(self) -> bool:
-        """Whether dim 0 of the outputs is not that of the samples, since fewer of them have as many rows; False if the
+        """Whether dim 0 of the outputs is not the samples', since fewer of them have as many rows; False if the
         model or the loss refuses fewer."""
         fewer = _slice_of(self.first, slice(self.first.samples - 1))
         run = partial(_Trial(self.learner, fewer, self._run_trial)._called, fewer, 1)
@@ -385,7 +385,7 @@ def _tolerance(mixed: MixedPrecision) -> float:
 
 
 def _is_doubtful(shape: list[int], samples: int) -> bool:
-    """Whether dim 0 of outputs [n, n, …] may be that of n steps, as for a CTC loss: fewer samples tell."""
+    """Whether dim 0 of outputs [n, n, …] may be n steps, as for a CTC loss: fewer samples tell."""
     return len(shape) > 2 and samples > 2 and shape[0] == shape[1] == samples
 
 

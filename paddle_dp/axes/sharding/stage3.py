@@ -79,8 +79,8 @@ def _is_list(layer: nn.Layer) -> bool:
 
 
 def parameters_by_layer(model: nn.Layer) -> Iterator[tuple[nn.Layer, list[paddle.Tensor]]]:
-    """Each layer with the parameters that its forward reads itself: those directly in it, and those of lists in it that
-    are in no other layer. Without values a bias counts as none in F.linear, silently."""
+    """Each layer with the parameters that its forward reads itself: directly in it, or in a list in it and in no other
+    layer. Without values a bias counts as none in F.linear, silently."""
     layers = [layer for layer in model.sublayers(include_self=True) if not _is_list(layer)]
     direct = [layer.parameters(include_sublayers=False) for layer in layers]
     lent = {id(parameter) for parameters in direct for parameter in parameters}
