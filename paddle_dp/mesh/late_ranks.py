@@ -5,8 +5,8 @@ waits, computes for long or sleeps, a thread writes them into the job's store, w
 waited longer than `notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes
 nothing, and its last counts are too low.
 
-Every wait goes through `waiting`, which also tells the heartbeat: a standstill's names and the waits of measured steps
-(`paddle-dp why`) come from there.
+`waiting` also tells the heartbeat, from which a standstill's names and the waits of measured steps (`paddle-dp why`)
+come.
 """
 
 from __future__ import annotations

@@ -279,20 +279,35 @@ class Listed(nn.Layer):
         return paddle.nn.functional.linear(x, self.weight, self.lists[0][0]) * self.lists[1][0]
 
 
-def listed(stage: int) -> list[Any]:
+class Tied(nn.Layer):
+    """Reads another layer's bias, which is in a list of this one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 3, bias_attr=nn.initializer.Constant(3.0))
+        self.weight = self.create_parameter([4, 3])
+        self.biases = nn.ParameterList([self.body.bias])
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x) + paddle.nn.functional.linear(x, self.weight, self.biases[0])
+
+
+def listed(kind: str, stage: int) -> list[Any]:
     """In a rank: outputs before and after two updates."""
     paddle.seed(0)
-    mesh, learner = place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, Listed())
+    model = Listed() if kind == "listed" else Tied()
+    mesh, learner = place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model)
     outputs = [learner.runner.predict(paddle.ones([1, 4])).tolist()]
     step(mesh, learner)
     return [*outputs, learner.runner.predict(paddle.ones([1, 4])).tolist()]
 
 
-def test_parameters_in_a_list_are_here_while_the_layer_with_the_list_works() -> None:
+@pytest.mark.parametrize("kind", ["listed", "tied"])
+def test_parameters_in_a_list_are_here_while_the_layer_with_the_list_works(kind: str) -> None:
     """F.linear took a bias without values for none: other numbers, silently."""
-    here = run_ranks(listed, 2, 3)
+    here = run_ranks(listed, 2, kind, 3)
     assert here[0] == here[1]
-    np.testing.assert_allclose(here[0], run_ranks(listed, 2, 2)[0], rtol=1e-6)
+    np.testing.assert_allclose(here[0], run_ranks(listed, 2, kind, 2)[0], rtol=1e-6)
 
 
 def test_a_list_of_other_layers_parameters_lends_none() -> None:

@@ -79,14 +79,14 @@ def _is_list(layer: nn.Layer) -> bool:
 
 
 def parameters_by_layer(model: nn.Layer) -> Iterator[tuple[nn.Layer, list[paddle.Tensor]]]:
-    """Each layer with the parameters that its forward reads itself: directly in it, or in a list in it and in no other
-    layer. Without values a bias counts as none in F.linear, silently."""
+    """Each layer with the parameters that its forward reads itself: directly in it, or in a list in it. Without values
+    a bias counts as none in F.linear, silently; a matrix of another layer is an error, and stays with that layer."""
     layers = [layer for layer in model.sublayers(include_self=True) if not _is_list(layer)]
     direct = [layer.parameters(include_sublayers=False) for layer in layers]
     lent = {id(parameter) for parameters in direct for parameter in parameters}
     for layer, parameters in zip(layers, direct, strict=True):
-        listed = {id(p): p for p in _in_lists(layer) if id(p) not in lent}
-        yield layer, [*parameters, *listed.values()]
+        listed = [p for p in _in_lists(layer) if id(p) not in lent or len(p.shape) == 1]
+        yield layer, [*{id(p): p for p in (*parameters, *listed)}.values()]
 
 
 def _in_lists(layer: nn.Layer) -> Iterator[paddle.Tensor]:
