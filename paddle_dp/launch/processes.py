@@ -152,9 +152,16 @@ def send(pids: Iterable[int], sign: int) -> None:
 
 
 def kill_all(find: Callable[[], list[int]]) -> None:
-    """Sends SIGKILL to the processes that `find` returns until it returns none, for 5 s at most."""
-    deadline = time.monotonic() + 5.0
-    while (pids := find()) and time.monotonic() < deadline:
+    """Sends SIGKILL to the processes that `find` returns until it returns none and all of them have ended, for 5 s at
+    most.
+
+    While a killed process frees its memory, it has no environment any more, so that `marked` misses it.
+    """
+    deadline, known_pids = time.monotonic() + 5.0, set[int]()
+    while time.monotonic() < deadline:
+        known_pids.update(pids := find())
+        if not pids and not any(map(alive, known_pids)):
+            return
         send(pids, signal.SIGKILL)
         time.sleep(0.02)
 

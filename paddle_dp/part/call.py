@@ -27,6 +27,7 @@ TRAINING_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "datasets": ("split",), "optimizers": ("learning_rate", "named_parameters"), "strategies": ("mesh",),
     "callbacks": ("run",), "adapters": ("model", "seed"),
 }  # fmt: skip
+_PROVIDED = {"datasets": "the split, 'train' or 'test',", "callbacks": "the run"}  # in messages
 SCHEDULE_ARGUMENTS = ("steps", "steps_per_epoch", "batch")
 
 # Each shelf's base class: its name, its package, and its name in messages. Names are compared, so that nothing is
@@ -76,6 +77,14 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+class NamedCall(Call):
+    """The Config of a part that takes the training's arguments by name, or none of them, as a callback without a
+    run."""
+
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        return super().build(**dict(zip(type(self).training_arguments, arguments, strict=False)), **named)
 
 
 class ScheduleCall(Call):
@@ -155,8 +164,29 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     if shelf == "schedules":
         taken = tuple(name for name in SCHEDULE_ARGUMENTS if open_ended or name in parameter_names)
         return _config(called, parameters, taken, ScheduleCall)
-    first = tuple(p.name for p in parameters[: len(TRAINING_ARGUMENTS.get(shelf, ()))])
-    return _config(called, parameters, first)
+    provided = TRAINING_ARGUMENTS.get(shelf, ())
+    first = [p for p in parameters if p.kind in (*_POSITIONAL, p.VAR_POSITIONAL)][: len(provided)]
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if provided and provided != tuple(p.name for p in first) and by_name.issuperset(provided):
+        return _config(called, parameters, provided, NamedCall)
+    if shelf == "callbacks" and not first:
+        return _config(called, parameters, (), NamedCall)
+    if reason := _wrong_first(first, shelf):
+        start = "__init__(self, " if isinstance(called, type) else "make("
+        what = _PROVIDED.get(shelf) or " and ".join(provided)
+        raise ValueError(f"it gets {what} first, and {reason}: def {start}{', '.join(provided)}, …)")
+    return _config(called, parameters, tuple(p.name for p in first))
+
+
+def _wrong_first(first: list[inspect.Parameter], shelf: str) -> str:
+    """The reason why these first parameters cannot take the shelf's training arguments; "" if they can."""
+    if len(first) < len(TRAINING_ARGUMENTS.get(shelf, ())) and all(p.kind in _POSITIONAL for p in first):
+        return "it takes too few arguments"
+    for p in first if shelf in ("datasets", "callbacks") else ():
+        for kind in (int, float, bool):  # neither a split nor a run
+            if p.annotation in (kind, kind.__name__) or type(p.default) is kind:
+                return f"its first argument is {p.name}: {kind.__name__}"
+    return ""
 
 
 def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:

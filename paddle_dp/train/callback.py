@@ -84,7 +84,8 @@ class Training(Protocol):
         ...
 
     def stop(self, reason: str) -> None:
-        """Ends the training after the current update; `end` is still called. Call it on every rank."""
+        """Ends the training after the current update; `end` is still called. Call it on every rank, after the same
+        update: a rank that alone calls it waits for the others until the job is stopped as standing still."""
 
     def evaluate(self) -> Evaluation:
         """Evaluates on every held-out sample, and calls `evaluated` of all callbacks, once the training has begun.

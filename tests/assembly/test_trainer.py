@@ -88,7 +88,10 @@ def test_going_on_is_the_same_as_never_stopping():
     np.testing.assert_array_equal(whole.learner.model.weight.numpy(), halves.learner.model.weight.numpy())
 
 
-def test_a_callback_may_stop_it():
+def test_a_callback_may_stop_it(monkeypatch):
+    waits = []
+    monkeypatch.setattr(Mesh, "wait", lambda mesh, name: waits.append(name))
+
     class Enough(Callback):
         def step(self, moment):
             if moment.progress.step == 2:
@@ -98,6 +101,9 @@ def test_a_callback_may_stop_it():
     training = trainer(Enough(), diary)
     assert training.fit("9 epochs").step == 2
     assert diary.lines[-1] == ("end", 0, 2, 2)
+    assert waits == [
+        "trainer.stop on every rank"
+    ]  # a rank that alone has called it stands still with that name
     assert training.fit("4 steps").step == 4  # an earlier stop ended every later training
 
 

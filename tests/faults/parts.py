@@ -97,6 +97,14 @@ class Dataset:
         return Samples(STANDS_AT[split] if stands else -1)
 
 
+class StopsAlone(Callback):
+    """Ends the training after two steps, on rank 1 alone."""
+
+    def step(self, moment: Moment) -> None:
+        if moment.progress.step == 2 and moment.trainer.mesh.rank == 1:
+            moment.trainer.stop("enough")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hang:
     """`use: tests.faults.parts.Hang`: makes what the trainer is made of stand still, and stands still itself."""

@@ -65,6 +65,15 @@ def test_rank_1_stands_still(launch, found, fault, deed, overrides, said, functi
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
+def test_a_rank_that_alone_stops_the_training_is_named_with_the_call(launch):
+    job = launch("train", recipe=RECIPE, overrides=["callbacks=[{use: tests.faults.parts.StopsAlone}]"])
+    status, _, complained = job.finish(timeout=110)
+    named = "rank 1 waits in end after step 2 ('trainer.stop on every rank')" in complained
+    assert status == 124 and named and not job.left(), complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
 def test_a_data_worker_that_hangs_is_named_with_its_sample(start, cause_named):
     """By the loader, which has the first word; the watch would have come 5 s later."""
     overrides = ["loader.num_workers=2", "loader.timeout=3 s"]

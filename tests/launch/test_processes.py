@@ -67,6 +67,19 @@ def test_orphans_are_found_by_their_mark(family):
     assert not alive(child)
 
 
+def test_a_killed_process_is_awaited_while_it_frees_its_memory():
+    """It has no mark then; a job was over, or began again, while a rank still held its memory."""
+    program = "content = b'1' * 600_000_000; print(flush=True); input()"
+    environment = {**os.environ, "TEST_MARK": f"{os.getpid()}-{time.time_ns()}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        process.stdout.readline()
+        kill_all(lambda: marked("TEST_MARK", environment["TEST_MARK"]))
+        assert not alive(process.pid)
+
+
 def test_a_process_that_has_just_begun_is_found_by_its_mark():
     """Popen returns while the child still replaces its program, and its environment is empty: every second time."""
     environment = {**os.environ, "TEST_MARK": "begun"}

@@ -110,6 +110,53 @@ def test_what_build_is_given_is_no_setting() -> None:
     assert read_settings(config_of(schedule, "schedules"), {"peak": 1.0}, NET).build(steps=5) == (5, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("shelf", "make", "given", "settings", "built"),
+    [
+        ("callbacks", lambda: "nothing", ["run"], {}, "nothing"),
+        ("callbacks", lambda *, every=2: every, ["run"], {"every": 3}, 3),
+        ("callbacks", lambda *parts, **more: (parts, more), ["run"], {}, (("run",), {})),
+        ("callbacks", lambda of=None: of, ["run"], {}, "run"),
+        ("datasets", lambda path, split: (path, split), ["test"], {"path": "a"}, ("a", "test")),
+        ("datasets", lambda *, split, path: (path, split), ["test"], {"path": "a"}, ("a", "test")),
+        ("datasets", lambda part, path: (path, part), ["test"], {"path": "a"}, ("a", "test")),
+        ("adapters", lambda seed, model: (seed, model), ["model", 3], {}, (3, "model")),
+        ("adapters", lambda net, number: (net, number), ["model", 3], {}, ("model", 3)),
+    ],
+)
+def test_arguments_of_the_training_come_first_or_under_their_names(
+    shelf: str, make: Any, given: list[Any], settings: dict[str, Any], built: Any
+) -> None:
+    assert read_settings(config_of(make, shelf), settings, NET).build(*given) == built
+
+
+@pytest.mark.parametrize(
+    ("shelf", "make", "said"),
+    [
+        (
+            "datasets",
+            lambda: None,
+            "gets the split, 'train' or 'test', first, and it takes too few arguments",
+        ),
+        ("datasets", lambda *, size: None, r"it takes too few arguments: def make\(split, …\)"),
+        ("datasets", lambda size=100: None, "its first argument is size: int"),
+        ("datasets", lambda train=True: None, "its first argument is train: bool"),
+        (
+            "callbacks",
+            lambda every=1.0: None,
+            "it gets the run first, and its first argument is every: float",
+        ),
+        ("adapters", lambda model: None, "it gets model and seed first, and it takes too few arguments"),
+    ],
+)
+def test_a_part_that_cannot_take_the_arguments_of_the_training_is_refused(
+    shelf: str, make: Any, said: str
+) -> None:
+    """A rank raised a bare TypeError; a data set with `train=True` had the same samples for both splits, silently."""
+    with pytest.raises(ValueError, match=said):
+        config_of(make, shelf)
+
+
 def test_resolve_reaches_modules_and_what_is_in_them() -> None:
     assert resolve("json.decoder") is sys.modules["json.decoder"]
     assert resolve("json.decoder.JSONDecoder.decode").__name__ == "decode"
