@@ -97,7 +97,10 @@ def optimizer_or_maker(value: Any) -> Any:
     if isinstance(value, type):
         if wrong := validate_callable(value, "optimizers"):
             raise UsageError(f"optimizer: {value.__name__} {wrong}.")
-        return config_of(value, "optimizers")().build
+        try:
+            return config_of(value, "optimizers")().build
+        except ValueError as error:
+            raise UsageError(f"optimizer: {value.__name__}: {error}.") from error
     return component.build if (component := named("optimizers", value)) else value
 
 

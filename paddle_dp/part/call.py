@@ -173,6 +173,8 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
         return _config(called, parameters, (), NamedCall)
     if reason := _wrong_first(first, shelf):
         start = "__init__(self, " if isinstance(called, type) else "make("
+        if shelf == "optimizers" and isinstance(called, type):
+            provided = ("learning_rate", "parameters")
         what = _PROVIDED.get(shelf) or " and ".join(provided)
         raise ValueError(f"it gets {what} first, and {reason}: def {start}{', '.join(provided)}, …)")
     return _config(called, parameters, tuple(p.name for p in first))

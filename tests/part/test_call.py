@@ -146,6 +146,11 @@ def test_arguments_of_the_training_come_first_or_under_their_names(
             lambda every=1.0: None,
             "it gets the run first, and its first argument is every: float",
         ),
+        (
+            "optimizers",
+            type("Own", (), {"__init__": lambda self, parameters: None}),
+            "self, learning_rate, parameters",
+        ),
         ("adapters", lambda model: None, "it gets model and seed first, and it takes too few arguments"),
     ],
 )
