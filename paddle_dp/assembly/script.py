@@ -68,6 +68,7 @@ class ResumeOptions:
         return [self.accept] if isinstance(self.accept, str) else self.accept
 
 
+@arguments.answering_unknown
 def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     kind: Callable[..., T],
     *,

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from paddle_dp.core.turns import MakeTurnOptimizers
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.part import Annotation, ErrorContext, Part, annotate, read_part, read_settings
+from paddle_dp.part.aliases import find_hint
 from paddle_dp.part.call import config_of, validate_callable
 from paddle_dp.recipe import BatchRamp, Load, LoaderSettings, Train, TurnSettings
 from paddle_dp.recipe.train_schema import refuse_epochs
 
 OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
 S = TypeVar("S")
+P = ParamSpec("P")
+_DATA = r"(?P<part>(train|eval|valid|val|test|dev)\w*?_?)?(data|dataset|dataloader|loader|set)s?"  # other tools' words
 _ANY_LENGTH = ("constant", "inverse_sqrt", "milestones", "plateau")  # schedules whose rates it leaves alone
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
+
+
+def answering_unknown(make: Callable[P, S]) -> Callable[P, S]:
+    """Wraps `Trainer.of`: an unknown argument is answered as an unknown key of a recipe is. Raises UsageError."""
+    names = list(inspect.signature(make).parameters)[1:]
+
+    @wraps(make)
+    def answered(*arguments: P.args, **named: P.kwargs) -> S:
+        if len(arguments) > 1:
+            raise UsageError(
+                "Trainer.of takes its arguments by name: model=…, loss=…, optimizer=…, train=…, batch=…."
+            )
+        if unknown := [name for name in named if name not in names]:
+            raise UsageError(f"Trainer.of has no argument '{unknown[0]}'.{_meant(unknown[0], names)}")
+        return make(*arguments, **named)
+
+    return answered
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """The sentences on the argument that is meant by an unknown one."""
+    if data := re.fullmatch(_DATA, name):
+        return f" Data sets are train and test: {'test' if data['part'] and data['part'][:2] != 'tr' else 'train'}=…."
+    hint = find_hint(name, exactly=True)
+    if hint and not hint.key:
+        return hint.sentence
+    group, _, last = hint.key.replace("output_dir", "folder").rpartition(".") if hint else ("", "", "")
+    note = f" ({hint.note})" if hint and hint.tool and hint.note else ""
+    if last in names or (last == "use" and group in names):
+        return f" Here that is {group if last == 'use' else last}=…{note}."
+    if group in names and group not in ("train", "callbacks"):  # a data set here, and a list
+        return f" Here that is {group}={{'{last}': …}}{note}."
+    return did_you_mean(name, names)
 
 
 @dataclass(frozen=True)

@@ -557,3 +557,27 @@ def test_a_keyword_is_read_as_a_recipe_reads_it(tmp_path: Path, wrong: dict[str,
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     trainer = Trainer.of(**described(tmp_path / "run", batch=np.int64(20), seed=np.uint8(1)))
     assert trainer.run.train_loader.batches == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trian", "Did you mean 'train'?"),
+        ("train_dataset", "Data sets are train and test: train=…."),
+        ("val_loader", "Data sets are train and test: test=…."),
+        ("epochs", "Here that is length=… (a length with its unit"),
+        ("output_dir", "Here that is folder=…."),
+        ("criterion", "Here that is loss=…."),
+        ("lr", "Here that is schedule={'learning_rate': …}."),
+        ("gpus", "paddle-dp train RECIPE --devices 0,1"),
+        ("device", "It takes accept, adapter"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_one_meant(word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=rf"Trainer\.of has no argument '{word}'\. .*{re.escape(said)}"):
+        Trainer.of(**{word: 1})
+
+
+def test_arguments_have_names() -> None:
+    with pytest.raises(UsageError, match=r"takes its arguments by name: model=…"):
+        Trainer.of(nn.Linear(2, 2))
