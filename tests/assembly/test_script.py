@@ -220,7 +220,7 @@ def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -
         ({"schedule": {"use": "cosine", "learning_rate": 0.01}}, UsageError, r'give length="3 epochs"'),
         ({"strategy": "data_paralel"}, RecipeError, "Did you mean 'data_parallel'"),
         ({"loader": {"worker": 1}}, RecipeError, r"loader\.num_workers"),
-        ({"epochs": 3}, TypeError, "epochs"),
+        ({"epochs": 3}, UsageError, "epochs"),
         (
             {"cuts": {"blocks.*.upp": "colwise"}},
             RecipeError,
