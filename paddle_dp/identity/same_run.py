@@ -322,8 +322,18 @@ def load_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
         schedule.step(state.get("last_epoch", saved["progress"]["step"]))
     elif state:
         schedule.set_state_dict({**current, **state})
+        if isinstance(schedule, lr.CosineAnnealingWarmRestarts):
+            _place_in_period(schedule)
         if isinstance(schedule, Plateau):  # its peak may be another
             schedule.step(schedule.last_epoch)
+
+
+def _place_in_period(schedule: Any) -> None:
+    """Restores the period of a schedule with restarts, and the update in it, which its state lacks (3.3.1)."""
+    at, length = schedule.last_epoch, schedule.T_0
+    while at >= length:
+        at, length = at - length, length * schedule.T_mult
+    schedule.T_cur, schedule.T_i = at, length
 
 
 def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None) -> list[RunChange]:

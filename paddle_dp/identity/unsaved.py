@@ -28,13 +28,20 @@ class Unsaved:
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
-        schedule, and one for callbacks. Collective."""
+        schedule, one for callbacks, and one for a learning rate that is not the schedule's. Collective."""
         states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
         attributes = self._new("attribute", learner.unsaved.attributes())
+        rates = learner.rate.replaced
         if not learner.mesh.is_main:
             return
+        if rates and self._new("rate", ["set"]):
+            _print(
+                f"learning rate {rates[0]:.6g}: a callback or the script has set it, and it is not in the checkpoint, "
+                f"so a resumed run starts with {rates[1]:.6g}. Give a schedule, or set it in `start`, too, by "
+                "moment.progress."
+            )
         if buffers:
             _print(
                 f"buffer {buffers[0]}{and_more(buffers)}: changed in training, and not in the checkpoint, so a resumed "

@@ -171,10 +171,15 @@ class BatchRunner:
         """
         micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)
+        with self.weights.forward_only():  # for layers of the model that the loss calls
+            return self._score(micro_batch, outputs)
+
+    def _score(self, micro_batch: MicroBatch, outputs: Any) -> Score | None:
         if outputs is None or (micro_batch.is_dummy and self.loss.compares != "ranks"):
             return None
         with paddle.no_grad(), self.loss.present(not micro_batch.is_dummy):
-            total, count = self.loss(outputs, micro_batch.targets)
+            with self.mixed.context():
+                total, count = self.loss(outputs, micro_batch.targets)
             sums = self.loss.sums(outputs, micro_batch.targets, total)
             if self.loss.counted == "targets":  # as in training, whatever the loss returns
                 count = self.loss.count(micro_batch.targets)

@@ -84,15 +84,27 @@ class CallbackList:
                     _within(callback, name),
                 ):
                     getattr(callback, name)(moment, *subject)
+        except RuntimeError as error:
+            self._explain(error)
+            raise
         finally:
             self.at_work = False
         self._learner.drop_gradients()
 
     def tell(self, moment: Moment, *subject: Any) -> None:
         """Calls the moment's method of all callbacks, within another one's work or before any."""
-        for callback in self._all:
-            with _within(callback, moment.name):
-                getattr(callback, moment.name)(moment, *subject)
+        try:
+            for callback in self._all:
+                with _within(callback, moment.name):
+                    getattr(callback, moment.name)(moment, *subject)
+        except RuntimeError as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: RuntimeError) -> None:
+        """Raises another error for Paddle's, if it comes from weights that this rank does not have."""
+        if (explained := self._learner.weights.explain(error)) is not None:
+            raise explained from error
 
     def tell_failed(self, moment: Moment, error: BaseException) -> None:
         """Calls `failed` of all callbacks, which close their files. An error there must not hide the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from paddle import nn
 from paddle.distributed import fleet
 
+from paddle_dp import Trainer
 from paddle_dp.axes.sharding.prefetch_trace import PrefetchTrace, TraceRecorder
 from paddle_dp.axes.sharding.stage3 import parameters_by_layer
 from paddle_dp.axes.sharding.zero import Zero
@@ -21,7 +23,9 @@ from paddle_dp.mesh import join
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import HEADER, Endpoint
 from paddle_dp.plan.sharded import max_fetched
+from paddle_dp.train import Callback
 from tests.core.test_consistency import place, step
+from tests.house.datasets import Points
 from tests.ranks import run_ranks
 
 WIDTH, LAYERS = 32, 8
@@ -308,6 +312,51 @@ def test_parameters_in_a_list_are_here_while_the_layer_with_the_list_works(kind:
     here = run_ranks(listed, 2, kind, 3)
     assert here[0] == here[1]
     np.testing.assert_allclose(here[0], run_ranks(listed, 2, kind, 2)[0], rtol=1e-6)
+
+
+class OwnHead(nn.Layer):
+    """Its loss calls a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 16), nn.ReLU()), nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x)
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return paddle.nn.functional.cross_entropy(self.head(outputs), targets, reduction="none")
+
+
+def evaluated_between(stage: int, folder: str) -> list[dict[str, float]]:
+    """In a rank: the losses of updates, and of evaluations by the weights and by their average."""
+    rows: list[dict[str, float]] = []
+
+    class Rows(Callback):
+        def step(self, moment: Any) -> None:
+            rows.append({"loss": moment.numbers["loss"]})
+
+        def evaluated(self, moment: Any, evaluation: Any) -> None:
+            rows.append(dict(evaluation.numbers))
+
+    paddle.seed(0)
+    data = Points(32)
+    model = OwnHead()
+    Trainer.of(
+        model=model, loss=model.loss, optimizer="adamw", schedule={"use": "constant", "learning_rate": 0.05},
+        train=data, test=Points(16, seed=1), batch=8, ema={"decay": 0.9}, folder=folder,
+        strategy={"use": "hybrid", "sharding": 2, "sharding_stage": stage},
+        callbacks=[Rows(), {"use": "evaluate", "every": "2 steps"}],
+    ).fit("8 steps")  # fmt: skip
+    return rows
+
+
+def test_layers_that_the_loss_calls_have_the_weights_that_are_evaluated(tmp_path: Path) -> None:
+    """They kept the averages' for the next update, silently, and a rank without a sample fell out of step."""
+    two, three = (run_ranks(evaluated_between, 2, stage, str(tmp_path / str(stage)))[0] for stage in (2, 3))
+    assert len(two) == len(three) == 12
+    for one, other in zip(two, three, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_a_list_of_other_layers_parameters_lends_none() -> None:

@@ -26,7 +26,7 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
-from paddle_dp.identity.same_run import RULES
+from paddle_dp.identity.same_run import RULES, load_schedule
 from paddle_dp.identity.source_code import script_code
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
@@ -67,6 +67,35 @@ def again(folder: Path, *words: str, resume: str | None = "newest", **how: Any) 
 def test_nothing_changed_is_nothing_said(run: Path) -> None:
     trainer = again(run)
     assert trainer.progress.step == FEW and trainer.run.changes == ()
+
+
+LR = paddle.optimizer.lr
+SCHEDULES: dict[str, Callable[[], Any]] = {
+    "restarts": lambda: LR.CosineAnnealingWarmRestarts(0.5, 4),
+    "longer restarts": lambda: LR.CosineAnnealingWarmRestarts(0.5, 1, T_mult=3),
+    "restarts after a warm-up": lambda: LR.LinearWarmup(LR.CosineAnnealingWarmRestarts(0.5, 3), 4, 0.0, 0.5),
+    "cosine": lambda: LR.CosineAnnealingDecay(0.5, 4, 0.1),
+    "products": lambda: LR.MultiplicativeDecay(0.5, lambda epoch: 0.9 + 0.01 * epoch),
+    "one cycle": lambda: LR.OneCycleLR(1.0, 20, three_phase=True),
+    "cycles": lambda: LR.CyclicLR(0.1, 0.5, 3, mode="triangular2"),
+    "polynomial": lambda: LR.PolynomialDecay(0.5, 5, cycle=True),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_schedule_of_paddle_goes_on_bit_by_bit(make: Callable[[], Any]) -> None:
+    """The state of CosineAnnealingWarmRestarts lacks where it is in its period: other rates, silently."""
+    whole, saved, resumed = make(), make(), make()
+    rates = []
+    for step in range(20):
+        rates.append(whole())
+        whole.step()
+        if step < 6:
+            saved.step()
+    load_schedule(resumed, {"schedule": saved.state_dict(), "progress": {"step": 6}})
+    for rate in rates[6:]:
+        assert resumed() == rate
+        resumed.step()
 
 
 def test_another_number_of_threads_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,27 @@ def test_what_a_callback_counts_is_told_once(
     assert [line[: len(told)] for line in lines] == [told] * bool(told)
 
 
+class Drop(Callback):
+    """Sets the learning rate after the second update."""
+
+    def step(self, moment: Moment) -> None:
+        if moment.progress.step == 2:
+            moment.trainer.learner.optimizer.set_lr(0.05)
+
+
+@pytest.mark.parametrize(
+    ("rate", "callbacks", "told"), [(0.1, [Drop()], 1), (0.1, [], 0), (0.05, [Drop()], 0)]
+)
+def test_a_rate_that_a_callback_sets_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float, callbacks: list[Any], told: int
+) -> None:
+    model = nn.Linear(4, 3)
+    train(tmp_path, model, sgd(model, rate), callbacks=[*SAVES, *callbacks])
+    said = capsys.readouterr().err
+    assert said.count("learning rate 0.05: a callback or the script has set it") == told
+    assert said.count("a resumed run starts with 0.1") == told
+
+
 def test_an_iterator_that_cannot_be_copied_is_no_state() -> None:
     assert Walker(state=True).walk({"rows": Rows()}) == {"rows": f"{__name__}.Rows"}
 

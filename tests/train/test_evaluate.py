@@ -241,3 +241,39 @@ def test_the_held_out_loss_is_divided_by_the_count_that_training_divides_by(tmp_
     loss.count = lambda targets: (targets < 40).sum()
     found = evaluated_scores(str(tmp_path), Scored("int64"), loss)
     assert found.numbers["loss"] == pytest.approx(5.0 * 120 / (Scored("int64").true < 40).sum())
+
+
+def test_a_loss_is_evaluated_in_the_precision_of_training(tmp_path):
+    """A loss that calls a layer computed in float32, and its number was another one than the training's."""
+    import paddle
+
+    from paddle_dp import Trainer
+    from paddle_dp.train import Callback
+
+    class OwnHead(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = paddle.nn.Linear(4, 16), paddle.nn.Linear(16, CLASSES)
+
+        def forward(self, inputs):
+            return self.body(inputs)
+
+        def loss(self, outputs, targets):
+            return paddle.nn.functional.cross_entropy(self.head(outputs), targets, reduction="none")
+
+    numbers = []
+
+    class Numbers(Callback):
+        def step(self, moment):
+            numbers.append(moment.numbers["loss"])
+
+        def evaluated(self, moment, evaluation):
+            numbers.append(evaluation.numbers["loss"])
+
+    model = OwnHead()
+    Trainer.of(
+        model=model, loss=model.loss, optimizer="sgd", schedule={"use": "constant", "learning_rate": 1e-30},
+        train=Points(), test=Points(), batch=SAMPLES, precision="bfloat16", folder=tmp_path,
+        callbacks=[Numbers(), {"use": "evaluate", "every": "1 step"}],
+    ).fit("1 step")  # fmt: skip
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)

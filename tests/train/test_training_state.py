@@ -12,7 +12,8 @@ from paddle import nn
 
 from paddle_dp import Callback, Trainer
 from paddle_dp.data.sampler import Sampler
-from paddle_dp.errors import DivergenceError
+from paddle_dp.errors import DivergenceError, UsageError
+from paddle_dp.learner.update import WeightSync
 from paddle_dp.train.rounds import RoundDriver
 from paddle_dp.train.steps import StepDriver
 from paddle_dp.train.training_state import TrainingState
@@ -99,3 +100,18 @@ def test_ranks_that_read_an_epoch_in_two_orders_end(shift: int, epoch: int) -> N
         else:
             TrainingState.check_order(training)
             sums.extend(kept)
+
+
+@pytest.mark.parametrize("moment", ["step", "start"])
+def test_weights_that_a_callback_cannot_read_are_said_to_be_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Under stage 3 of sharding; Paddle's error says "Tensor holds no memory"."""
+
+    def read(self: Callback, moment: Any) -> None:
+        raise RuntimeError("Tensor holds no memory")
+
+    reader = type("Reader", (Callback,), {moment: read})()
+    monkeypatch.setattr(WeightSync, "explain", lambda self, error: UsageError(f"explained: {error}"))
+    with pytest.raises(UsageError, match="explained: Tensor holds no memory"):
+        weights(tmp_path, lambda model: reader)

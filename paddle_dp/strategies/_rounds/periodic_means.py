@@ -129,6 +129,9 @@ class PeriodicMeans(WeightSync):
         )
         self._is_alone = False  # whether ranks make the present update alone
         self._began = False  # whether the warm-up has ended
+        self._loaded = (
+            False  # whether a checkpoint's local state is loaded, which the next local update continues
+        )
         self.start: list[paddle.Tensor] = []  # the common weights at the period's beginning
         self.learned = 0.0  # the loss's count on this rank since then
         self._portion = 1.0 / placed.mesh.ranks  # of this rank in the last mean
@@ -161,7 +164,8 @@ class PeriodicMeans(WeightSync):
         self.finalize()
         if self.states_diverged:
             self._average_states()
-        self._began, self.start, self.periods.ends = False, [], 0
+        self._began = self._loaded = False
+        self.start, self.periods.ends = [], 0
 
     def publish(self) -> None:
         if not self._is_alone:
@@ -287,7 +291,7 @@ class PeriodicMeans(WeightSync):
         return replicas, local
 
     def extra_state(self) -> ExtraState:
-        if not self._began:  # adaptive periods depend on the highest learning rate so far
+        if not (self._began or self._loaded):  # adaptive periods depend on the highest learning rate so far
             periods = {"periods": _numbers(self.periods.state())} if self.periods.adaptive else {}
             return ExtraState(shared=periods)
         shared = {"periods": _numbers(self.periods.state())}
@@ -315,7 +319,7 @@ class PeriodicMeans(WeightSync):
     @paddle.no_grad()
     def load_extra_state(self, saved: SavedExtraState) -> None:
         self._began = self.diverged = self.states_diverged = False
-        self.start, self.learned = [], 0.0
+        self.start, self.learned, self._loaded = [], 0.0, False
         periods, counts = _numbers([0.0, 0.0]), _numbers([0.0, 0.0])
         if "periods" in saved.shared:
             saved.shared_into("periods", periods)
@@ -325,6 +329,7 @@ class PeriodicMeans(WeightSync):
             self._load_velocity(self._outer, saved)
         if not saved.local or "periods" not in saved.shared:
             return
+        self._loaded = True
         saved.local_into("counts", counts)
         learned, self._portion = counts.tolist()
         # A parameter frozen then has none: all continue from the mean, as on another number of ranks.
