@@ -323,12 +323,12 @@ def load_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
     elif state:
         schedule.set_state_dict({**current, **state})
         if isinstance(schedule, lr.CosineAnnealingWarmRestarts):
-            _place_in_period(schedule)
+            _set_period(schedule)
         if isinstance(schedule, Plateau):  # its peak may be another
             schedule.step(schedule.last_epoch)
 
 
-def _place_in_period(schedule: Any) -> None:
+def _set_period(schedule: Any) -> None:
     """Restores the period of a schedule with restarts, and the update in it, which its state lacks (3.3.1)."""
     at, length = schedule.last_epoch, schedule.T_0
     while at >= length:
