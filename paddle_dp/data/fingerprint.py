@@ -64,7 +64,8 @@ def fingerprint(
 
     Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
     gives the reason. Every sample is read twice; a group that differs gets the text `RANDOM` and is the last. `in_fork`
-    reads in a fork: workers must not inherit a file opened at the first sample. Raises UsageError for a wrong setting.
+    reads in a fork: workers must not inherit a database opened at the first sample. Raises UsageError for a wrong
+    setting.
     """
     return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds, False)
 

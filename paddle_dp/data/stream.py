@@ -130,7 +130,7 @@ class Stream:
         if not 0 <= index < self._samples:
             raise IndexError(f"{index} is not one of {self._samples} samples")
         seed, epoch = self._seed_and_epoch
-        key = os.getpid(), seed, epoch  # a forked worker must not share its parent's open files
+        key = os.getpid(), seed, epoch  # a forked worker must not share its parent's connections
         if key != self._key or index < self._next - 1:
             self._begin(key, index)
         while self._next <= index:

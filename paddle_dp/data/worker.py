@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import mmap
 import os
 import select
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -212,12 +214,34 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
         _detach(libc, parent)
         for descriptor in close:
             os.close(descriptor)
+        _reopen_files()
         main()
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's code
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _reopen_files() -> None:
+    """Opens the regular files that this fork may read once more, under their descriptors and at their positions.
+
+    A fork shares the position in each file with its parent: of two processes that seek and read, one would read at the
+    other's position. Files that are only written stay shared, so that no process writes over another's lines, and so do
+    those that the system does not open again.
+    """
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        descriptor = int(name)
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if descriptor in (1, 2) or not is_file or flags & os.O_ACCMODE == os.O_WRONLY:
+                continue
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+            reopened = os.open(f"/proc/self/fd/{descriptor}", flags)
+            os.lseek(reopened, position, os.SEEK_SET)
+            os.dup2(reopened, descriptor, inheritable=os.get_inheritable(descriptor))
+            os.close(reopened)
 
 
 def _detach(libc: ctypes.CDLL | None, parent: int) -> None:

@@ -236,8 +236,8 @@ class WorkerPool(Pool):
     def _spec_of(self, epoch: int, index: int) -> SampleSpec:
         """The dtypes and shapes of a sample, read in a forked process.
 
-        If it were read here, all workers would inherit a file that the data set opens at its first sample, and share
-        its position.
+        If it were read here, all workers would inherit what the data set opens at its first sample and no fork can
+        use, such as a database or threads.
         """
         self._fork(1, spec_main(self.dataset, self.seed, index))
         try:

@@ -1,6 +1,8 @@
 """Workers change the speed and nothing else."""
 
 import itertools
+import os
+import tempfile
 import time
 
 import numpy as np
@@ -95,3 +97,26 @@ def test_a_file_opened_at_the_first_sample_is_each_workers_own(tmp_path):
         for batch in loader.read(0):
             assert batch.micro_batches[0].inputs[:, 0].tolist() == batch.micro_batches[0].targets.tolist()
     assert dataset.file is None
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_each_worker_reads_at_a_position_that_no_other_process_moves(tmp_path, temporary):
+    """A fork shares the position in its parent's files: one that seeks and reads would get another one's sample."""
+
+    class Opened(Noisy):
+        def __init__(self, file):
+            super().__init__(400)
+            self.file = file
+
+        def __getitem__(self, index):
+            self.file.seek(index * 4096)
+            return np.frombuffer(self.file.read(4096), np.int64), index
+
+    with tempfile.TemporaryFile() if temporary else (tmp_path / "numbers").open("w+b") as file:
+        np.repeat(np.arange(400), 512).tofile(file)
+        file.seek(8)
+        with Loader(Opened(file), Sampler(400, 8), num_workers=3) as loader:
+            for batch in itertools.chain(loader.read(0), loader.read(1), loader.read(2)):
+                rows, numbers = batch.micro_batches[0].inputs.numpy(), batch.micro_batches[0].targets.numpy()
+                assert (rows == numbers[:, None]).all()
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 8

@@ -69,6 +69,30 @@ def test_signals_to_the_parent_are_not_for_the_child():
 
 
 @pytest.mark.processes
+def test_files_that_are_read_have_a_position_of_the_childs_and_written_ones_the_parents(tmp_path):
+    (tmp_path / "read").write_text("abcdef")
+
+    def serve(commands, tell, progress):
+        written.write("child\n")
+        tell({"read": [file.read(3) for file in (read, both)]})
+
+    with (
+        (tmp_path / "read").open() as read,
+        (tmp_path / "both").open("a+") as both,
+        (tmp_path / "written").open("w", buffering=1) as written,
+    ):
+        read.seek(2)
+        both.write("abcdef")
+        both.seek(1)
+        worker = Worker(serve)
+        assert worker.receive(10) == {"read": ["cde", "bcd"]}
+        worker.end()
+        assert [file.read(3) for file in (read, both)] == ["cde", "bcd"]
+        written.write("parent")
+    assert (tmp_path / "written").read_text() == "child\nparent"
+
+
+@pytest.mark.processes
 def test_a_child_outlives_the_thread_that_made_it():
     """The signal of a parent's death is sent at the end of a thread: it must not be asked for there."""
     made = []
