@@ -164,6 +164,7 @@ class Stream:
 
     def _begin(self, key: tuple[int, int, int], index: int) -> None:
         self._key, self._next = None, 0
+        seed_sample(key[1], key[2], -1)  # a stream may draw its order here, before its first sample
         if isinstance(self.source, OfEpoch):
             self.source.set_epoch(key[2])
         if has_method(self.source, "iterate_from"):  # a stream that can start in the middle

@@ -1,5 +1,6 @@
 """Streams as data sets: any reader's sample i is the i-th of the stream."""
 
+import itertools
 import random
 
 import numpy as np
@@ -8,6 +9,7 @@ from paddle.io import IterableDataset
 
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.fingerprint import RANDOM, common, fingerprint
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_seeded
 from paddle_dp.data.stream import FreshIterable, Stream, as_dataset
 from paddle_dp.errors import DataError, UsageError
@@ -92,6 +94,32 @@ def test_random_numbers_are_each_samples_own_also_of_those_that_are_passed_over(
     whole = inputs(stream, 1, range(20), seed=5)
     assert inputs(stream, 1, [13, 19], seed=5) == [whole[13], whole[19]]
     assert inputs(stream, 2, range(20), seed=5) != whole
+
+
+class Drawn(OfEpochs):
+    """Draws its order when it is iterated: `__iter__` returns an iterator, whose code runs before any sample's."""
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        self.last = random.randrange(10)
+
+    def __iter__(self):
+        order = np.random.permutation(10)
+        return ((np.float32(i), self.last) for i in order)
+
+    def iterate_from(self, position):
+        return itertools.islice(iter(self), position, None)
+
+
+@pytest.mark.parametrize("method", [None, Drawn.iterate_from])
+def test_the_order_that_a_stream_draws_is_the_epochs_in_every_process(monkeypatch, method):
+    monkeypatch.setattr(Drawn, "iterate_from", method)
+    readers = [Stream(Drawn(), 10) for _ in range(3)]
+    with restoring_globals():
+        read = [[read_seeded(reader, 5, 1, i) for i in range(10)] for reader in readers]
+        assert read[0] == read[1] == read[2] == [read_seeded(readers[0], 5, 1, i) for i in range(10)]
+        assert sorted(int(number) for number, _ in read[0]) == list(range(10))
+        assert [read_seeded(readers[0], 5, 2, i) for i in range(10)] != read[0]
 
 
 @pytest.mark.processes
