@@ -46,6 +46,7 @@ SECONDS = 0.2  # time for samples; names and sizes of files get another quarter 
 _PATIENCE = 5  # times SECONDS of this thread's processor time at most
 _STALL = 50  # times SECONDS at most in all, on a busy machine
 _COLLATED_SAMPLES = 8  # samples that are collated together, to test if a row depends on the others
+_TAKE_SAMPLES = 16  # samples that are read by `take` and one by one, to test if both give the same
 _TAKE_BYTES = 2**22  # bytes of samples per call of `take`
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -165,14 +166,15 @@ def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
 
 def _fault(dataset: Dataset, seed: int, by_workers: bool) -> dict[str, str]:
     """{FAULT: a sentence} if another read changes a sample that is kept to be stacked or collated with it, or if a
-    sample depends on the others of a `take`; else {}. Workers (`by_workers`) copy each sample before the next."""
+    sample depends on the others of a `take` or is another one without it; else {}. Workers (`by_workers`) copy each
+    sample before the next."""
     other = 1 if isinstance(dataset, Stream) else len(dataset) - 1
     try:
         with restoring_globals():
             if is_stacked(dataset):
                 alone = _copies(take(dataset, np.array([0])))
                 among = _copies(rows_of(take(dataset, np.array([other, 0])), slice(1, 2)))
-                return {} if _close(alone, among) else {FAULT: _MIXED}
+                return _take_differs(dataset, seed) if _close(alone, among) else {FAULT: _MIXED}
             buffered = _buffered(dataset, seed, 0, by_workers)
             before = _copies(buffered)
             _buffered(dataset, seed, other, by_workers)
@@ -181,6 +183,17 @@ def _fault(dataset: Dataset, seed: int, by_workers: bool) -> dict[str, str]:
             return {} if _close(before, leaves(buffered)) else {FAULT: _REUSED}
     except Exception:  # noqa: BLE001 - the reader raises it; what a collate_fn gets need not be arrays
         return {}
+
+
+def _take_differs(dataset: Dataset, seed: int) -> dict[str, str]:
+    """{FAULT: a sentence} if samples that are read one by one differ from those of `take`; else {}."""
+    indices = np.unique(np.linspace(0, len(dataset) - 1, _TAKE_SAMPLES).astype(np.int64))
+    pair = take(dataset, indices)
+    rows = [_copies(rows_of(pair, row)) for row in range(len(indices))]
+    for index, row in zip(indices.tolist(), rows, strict=True):
+        if not _close(row, leaves(read_seeded(dataset, seed, 0, index))):
+            return {FAULT: _UNUSED.format(index=index)}
+    return {}
 
 
 def _buffered(dataset: Dataset, seed: int, index: int, by_workers: bool) -> Any:
@@ -200,6 +213,11 @@ _MIXED = (
     "batch, so that would be another batch on another number of ranks: let take give the rows that the data set gives "
     "one by one; where it pads to the longest, leave take out and set loader.pad"
 )
+_UNUSED = (
+    "take gives other numbers for sample {index} than the data set one by one, and only take is used: without it, what "
+    "a subclass's __getitem__ adds, such as augmentation, is never seen. Let them agree, or write take = None in the "
+    "class"
+)
 
 
 def _copies(data: Any) -> list[Any]:
@@ -207,9 +225,10 @@ def _copies(data: Any) -> list[Any]:
 
 
 def _close(first: list[Any], other: list[Any]) -> bool:
-    """Whether arrays are equal, but for rounding."""
+    """Whether arrays are equal, but for their types and rounding."""
     return all(
         a.tobytes() == b.tobytes()
+        or np.array_equal(a, b)
         or (a.dtype.kind in "fc" and a.shape == b.shape and np.allclose(a, b, 1e-3, 1e-5, equal_nan=True))
         for a, b in zip(first, map(np.asarray, other), strict=True)
     )

@@ -212,6 +212,26 @@ class Drawn(Taken):
         return self.inputs[indices] + RANDOMLY.standard_normal([len(indices), 6]), indices % 4
 
 
+class Augmented(Taken):
+    """Half of its samples are flipped, and an inherited `take` knows nothing of it."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs[::-1] if np.random.random() < 0.5 else inputs, target
+
+
+class OtherTypes(Taken):
+    """One by one the numbers have other types than those of `take`."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs.astype("float64"), np.float32(target)
+
+
+class Untaken(Augmented):
+    take = None  # type: ignore[assignment]
+
+
 RANDOMLY = np.random.default_rng(0)
 
 
@@ -228,6 +248,7 @@ def collating(kind: Callable[[], Points], collate: Any) -> Callable[[], Any]:
     ("kind", "fault", "fault_of_workers"),
     [
         (Points, "", ""), (Taken, "", ""), (Rounded, "", ""), (Drawn, "", ""), (ReusedRows, "", ""),
+        (Augmented, "take = None", "take = None"), (Untaken, "", ""), (OtherTypes, "", ""),
         (Reused, "return a copy", ""),
         (collating(Points, "batch"), "", ""), (collating(Reused, "samples"), "", ""),
         (collating(Reused, "batch"), "return a copy", "return a copy"),
