@@ -228,7 +228,9 @@ class Images:
         source = self._source(index)
         try:
             with self._image.open(source, formats=self._formats) as file:  # reads the header only
-                self._check(file)
+                self._check_size(file)
+                if file.mode[0] in "IF":
+                    _check_pixels(np.asarray(file))
                 image = file.convert("RGB")
         except Exception as error:  # Pillow's decoders may raise anything for a damaged file
             name = self.name_of(index)
@@ -239,7 +241,7 @@ class Images:
         """The image's file, for Pillow."""
         return self.files[index]
 
-    def _check(self, file: Image) -> None:
+    def _check_size(self, file: Image) -> None:
         """Raises ValueError, before decoding, for an image with more pixels than Pillow accepts without a warning."""
         width, height = file.size
         if (largest := self._image.MAX_IMAGE_PIXELS) and width * height > largest:
@@ -250,3 +252,15 @@ class Images:
 
     def name_of(self, index: int) -> str:
         return str(self.files[index])
+
+
+def _check_pixels(pixels: Array) -> None:
+    """Raises ValueError for numbers that conversion to 8 bits would make white or black: of 16 or 32 bits, or
+    fractions."""
+    low, high = pixels.min(), pixels.max()
+    is_fraction = pixels.dtype.kind == "f" and 0 < high <= 1
+    if is_fraction or not 0 <= low <= high <= 255:  # NaN is refused, too
+        raise ValueError(
+            f"its pixels lie between {low:g} and {high:g}, and 8 bits hold 0 to 255, so it would become white or "
+            "black. Write it with 8 bits, scaled as is meant"
+        )

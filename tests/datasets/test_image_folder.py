@@ -91,6 +91,33 @@ def test_an_unreadable_image_is_named(root, content):
         list(Loader(data, Sampler(6, 2, shuffle=False)).read(0))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "problem"),
+    [
+        ("uint16", 0, 4095, "between 0 and 4095"),
+        (">u2", 0, 65535, "between 0 and 65535"),
+        ("int32", -1000, 200, "between -1000 and 200"),
+        ("float32", 0, 1, "between 0 and 1,"),
+        ("float32", 0, 300, "between 0 and 300"),
+        ("uint16", 0, 255, None),
+        ("int32", 0, 1, None),
+        ("float32", 0, 0, None),
+        ("float32", 0, 254.5, None),
+    ],
+)
+def test_pixels_that_eight_bits_do_not_hold_are_refused(root, dtype, low, high, problem):
+    """Pillow would make them white or black."""
+    pixels = np.linspace(low, high, 256).reshape(16, 16).astype(dtype)
+    (root / "val" / "cat" / "0.png").unlink()
+    Image.fromarray(pixels).save(root / "val" / "cat" / "0.tif")
+    data = config(root, fit="stretch", resize=None, mean=(0, 0, 0), std=(1, 1, 1)).build("test")
+    if problem is None:
+        assert (data[0][0] == pixels.astype("uint8") / np.float32(255)).all()
+    else:
+        with pytest.raises(DataError, match=rf"0\.tif cannot be read as an image: .* {problem}"):
+            data[0]
+
+
 def test_what_is_missing_is_told(tmp_path):
     with pytest.raises(DataError, match=r"dataset.path is not given: .*train/<class>/") as error:
         Config().build("train")
