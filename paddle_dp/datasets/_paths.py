@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,24 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
             f"such as dataset.{setting}='{example}'"
         )
     return files
+
+
+def refuse_test_files(files: Iterable[Path], root: Path, test: str) -> None:
+    """Raises MissingDataError for a file to train on that the pattern `test` has, too."""
+    held_out: list[Path] = []
+    with suppress(MissingDataError):  # only the test split needs its files
+        held_out = files_of(root, test, "test", "")
+    refuse_learned(held_out, files, "train", "by another pattern")
+
+
+def refuse_learned(held_out: Iterable[Path], learned: Iterable[Path], setting: str, remedy: str) -> None:
+    """Raises MissingDataError for a file of dataset.test that is one of dataset.`setting`, too."""
+    files = {file.resolve(): file for file in held_out}
+    if both := files.keys() & {file.resolve() for file in learned}:
+        raise MissingDataError(
+            f"dataset.test: {files[min(both)]} is one of the files of dataset.{setting}, too, and would be learned: "
+            f"leave it out there {remedy}."
+        )
 
 
 def file_state(stat: os.stat_result) -> tuple[int, int]:

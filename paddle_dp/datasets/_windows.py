@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
-from paddle_dp.datasets._paths import MissingDataError, file_state
+from paddle_dp.datasets._paths import MissingDataError, file_state, refuse_learned
 from paddle_dp.datasets._texts import Span
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
@@ -134,12 +134,8 @@ class TextConfig:
             files = _texts.text_files(self.path, self.has_lines)
             files = _texts.first_bytes(files, self.limit.count) if self.limit else files
             test_files = [] if self.test is None else self.named_files("test")
-            held_out = {file.resolve(): file for _, file in test_files}
-            if both := held_out.keys() & {file.resolve() for _, file in files}:
-                raise MissingDataError(
-                    f"dataset.test: {held_out[min(both)]} is one of the files of dataset.path, too, and would be "
-                    "learned: leave it out there by a glob, or leave dataset.test out for dataset.held_out."
-                )
+            remedy = "by a glob, or leave dataset.test out for dataset.held_out"
+            refuse_learned((file for _, file in test_files), (file for _, file in files), "path", remedy)
             return files
         try:
             return _texts.text_files(self.test, self.has_lines)

@@ -7,6 +7,7 @@ Reads the lists of PaddleClas (`train_list.txt` of ImageNet: `n01440764/a.JPEG 0
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from paddle_dp.datasets._images import Images, Views
 from paddle_dp.datasets._labels import MOST_CLASSES, class_names, lines, refuse_unknown
 from paddle_dp.datasets._paths import existing_path
 from paddle_dp.errors import DataError
+from paddle_dp.text import and_more
 from paddle_dp.units import Positive
 
 _SEPARATORS = {"space": " ", "tab": "\t", "comma": ","}
@@ -56,9 +58,12 @@ class Config(Views):
         root = existing_path(self.path, "the folder in which the lists' paths begin")
         train = existing_path(str(root / self.train), "the list of images to train on", "train")
         test = existing_path(str(root / self.test), "the list of images to evaluate on", "test")
-        _, learned = listed = self._read(train)
-        if checked_split(split) == "test":
-            listed = self._read(test)
+        images, learned = listed = self._read(train)
+        held_out = self._read(test)
+        if checked_split(split) == "train":
+            _refuse_learned(held_out[0], images, test, train)
+        else:
+            listed = held_out
             if self.labels is None:
                 refuse_unknown(listed[1], learned, test, train)
         classes = class_names(root, self.names, self.labels or int(learned.max()) + 1)
@@ -88,6 +93,15 @@ class Config(Views):
         return (
             f"a path, a {self.separator} and the number of one class, 0 to {MOST_CLASSES - 1:,} (dataset.separator: "
             "space, tab or comma; of several labels in each line, their number is dataset.labels)"
+        )
+
+
+def _refuse_learned(held_out: list[str], learned: list[str], test: Path, train: Path) -> None:
+    """Raises DataError for images that both lists name, of which it compares the names alone."""
+    if both := {*map(normpath, held_out)}.intersection(map(normpath, learned)):
+        raise DataError(
+            f"{test} lists {min(both)}{and_more(both)}, and so does {train}: what is learned scores too well. Leave it "
+            "out of one list"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paddle_dp.datasets._arrays import Array, checked_split
-from paddle_dp.datasets._paths import existing_path, files_of
+from paddle_dp.datasets._paths import existing_path, files_of, refuse_test_files
 from paddle_dp.datasets._row_groups import RowGroups, group_index
 from paddle_dp.errors import DataError
 from paddle_dp.units import Bytes, Positive
@@ -62,6 +62,8 @@ class Config:
         root = existing_path(self.path, "the folder that holds the Parquet files")
         pattern, setting = (self.train, "train") if checked_split(split) == "train" else (self.test, "test")
         files = files_of(root, pattern, setting, "data-*.parquet")
+        if setting == "train":
+            refuse_test_files(files, root, self.test)
         settings = {**dict.fromkeys(self.inputs, "inputs"), self.target: "target"}
         arrays = [*((column, self.dtype) for column in self.inputs), (self.target, None)]
         index = group_index(files, settings, self.cache, arrays)

@@ -17,7 +17,7 @@ from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images, View, Views
 from paddle_dp.datasets._labels import MOST_CLASSES, class_names, refuse_unknown
 from paddle_dp.datasets._parquet import opened
-from paddle_dp.datasets._paths import existing_path, files_of
+from paddle_dp.datasets._paths import existing_path, files_of, refuse_test_files
 from paddle_dp.datasets._row_groups import RowGroups, column_values, group_index
 from paddle_dp.errors import DataError
 from paddle_dp.units import Bytes
@@ -55,6 +55,8 @@ class Config(Views):
         """Targets int64, as in the files. Without `names` a class is named by its number."""
         root = existing_path(self.path, "the folder that holds the Parquet files")
         files = files_of(root, self.train, "train", "data-*.parquet")
+        if split == "train":
+            refuse_test_files(files, root, self.test)
         labels = learned = self._labels(files)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "validation-*.parquet")

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images, View, Views
 from paddle_dp.datasets._labels import class_names, refuse_unknown
-from paddle_dp.datasets._paths import existing_path, files_of
+from paddle_dp.datasets._paths import existing_path, files_of, refuse_test_files
 from paddle_dp.datasets._tars import TarShards, shard_index
 
 
@@ -47,6 +47,8 @@ class Config(Views):
         """Targets int64, as in the files. Without `names` a class is named by its number."""
         root = existing_path(self.path, "the folder that holds the tar files")
         files = files_of(root, self.train, "train", "data-*.tar")
+        if split == "train":
+            refuse_test_files(files, root, self.test)
         index = learned = shard_index(files, self.image, self.label, self.cache)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "data-*.tar")

@@ -62,10 +62,10 @@ def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
 
 def test_a_sample_with_a_class_too_many_is_named(tmp_path: Path) -> None:
     """The advice to enlarge the model hid a wrong label."""
-    for name in ("a.png", "b.png", "c.png"):
+    for name in ("a.png", "b.png", "c.png", "d.png"):
         Image.new("RGB", (20, 20)).save(tmp_path / name)
     (tmp_path / "train_list.txt").write_text("a.png 0\nb.png 9\nc.png 1\n")
-    (tmp_path / "val_list.txt").write_text("a.png 0\n")
+    (tmp_path / "val_list.txt").write_text("d.png 0\n")
     data = f"dataset={{use: image_list, path: {tmp_path}, size: 16}}"
     model = "model={use: convnet, classes: 2, widths: [4], channels: 3}"
     said = (

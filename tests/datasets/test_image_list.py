@@ -15,12 +15,12 @@ from paddle_dp.part import read_part
 
 @pytest.fixture
 def root(tmp_path: Path, save_image) -> Path:
-    for name in ("a.png", "b c.png", "d.png"):
+    for name in ("a.png", "b c.png", "d.png", "e.png"):
         save_image(tmp_path / "images" / name)
     (tmp_path / "train_list.txt").write_text(
         "images/a.png 0\nimages/b c.png 2\r\n\nimages/d.png 1\n", "utf-8"
     )
-    (tmp_path / "val_list.txt").write_text("images/d.png 2\n", "utf-8")
+    (tmp_path / "val_list.txt").write_text("images/e.png 2\n", "utf-8")
     return tmp_path
 
 
@@ -43,6 +43,7 @@ def test_a_line_is_a_path_and_a_class(root: Path) -> None:
 def test_lists_have_other_separators_and_other_names(root: Path, separator: str) -> None:
     between = {"tab": "\t", "comma": ", "}[separator].rstrip(" ")
     (root / "mine.txt").write_text(f"\ufeffimages/b c.png{between}1\n", "utf-8")
+    (root / "val_list.txt").write_text(f"images/e.png{between}0\n", "utf-8")
     (root / "labels.txt").write_text("0 tabby cat\n1 dog\n", "utf-8")
     data = config(root, train="mine.txt", separator=separator, names="labels.txt").build("train")
     assert data.labels.tolist() == [1] and data.classes == ("tabby cat", "dog")
@@ -119,9 +120,17 @@ def test_an_image_that_is_not_there_is_named_when_it_is_read(root: Path) -> None
 # --- several labels
 
 
+@pytest.mark.parametrize("other", [{"test": "train_list.txt"}, {}])
+def test_an_image_of_both_lists_is_refused(root: Path, other: dict[str, str]) -> None:
+    (root / "val_list.txt").write_text("images/e.png 2\nimages/./d.png 1\n", "utf-8")
+    with pytest.raises(DataError, match=r"list\.txt lists images/\w\.png.*, and so does .*train_list\.txt"):
+        config(root, **other).build("train")
+    assert len(config(root, **other).build("test")) == (3 if other else 2)
+
+
 def labelled(root: Path, *lines: str, **settings: object) -> Config:
     (root / "train_list.txt").write_text("".join(f"images/a.png\t{line}\n" for line in lines), "utf-8")
-    (root / "val_list.txt").write_text("images/d.png\t0,0,0\n", "utf-8")
+    (root / "val_list.txt").write_text("images/e.png\t0,0,0\n", "utf-8")
     return config(root, separator="tab", **{"labels": 3} | settings)
 
 
@@ -159,7 +168,7 @@ def test_evaluation_keeps_proportions_or_takes_the_whole_image(root: Path) -> No
     pixels = np.zeros((30, 60, 3), np.uint8)
     pixels[:, :30, 0] = pixels[:, 30:, 2] = 255
     pixels[:, :10] = 255  # 10 columns of white
-    Image.fromarray(pixels).save(root / "images" / "d.png")
+    Image.fromarray(pixels).save(root / "images" / "e.png")
     settings: dict[str, Any] = {"resize": None, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     row = config(root, size=(28, 14), **settings).build("test")[0][0][:, 14]  # 32 x 64, the middle 14 columns
     assert (row[0, :6] > 0.9).all() and (row[2, 8:] > 0.9).all() and (row[1] < 0.1).all()

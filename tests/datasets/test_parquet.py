@@ -20,7 +20,7 @@ from paddle_dp.data.sampler import Sampler
 from paddle_dp.datasets import chat, packed_texts, parquet_arrays, parquet_images, text_files
 from paddle_dp.datasets._tokenizers import tokenizer
 from paddle_dp.datasets.image_list import Config as ImageList
-from paddle_dp.errors import DataError, InstallError
+from paddle_dp.errors import DataError, InstallError, UsageError
 from paddle_dp.recipe import LoaderSettings
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.units import Bytes
@@ -144,6 +144,18 @@ def test_images_are_those_of_the_files(tmp_path: Path, save_image: Callable[...,
     assert train.name_of(0).endswith("train-0.parquet:1")
     assert train.name_of(33).endswith("train-1.parquet:17")
     assert train.file_of(17) == str(tmp_path / "train-1.parquet")
+
+
+def test_a_file_that_is_learned_is_not_held_out(tmp_path: Path, save_image: Callable[..., Path]) -> None:
+    make(tmp_path, save_image)
+    message = r"dataset\.test: .*test-0\.parquet is one of the files of dataset\.train, too"
+    for config in (
+        images(tmp_path, train="*.parquet"),
+        parquet_arrays.Config(path=str(tmp_path), train="*t"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            config.build("train")
+    assert len(images(tmp_path, train="*.parquet").build("test")) == IMAGES - 34
 
 
 def test_a_file_that_changes_ends_the_training_and_makes_another_index(

@@ -20,7 +20,7 @@ from paddle_dp.data.fingerprint import fingerprint
 from paddle_dp.datasets import _tars
 from paddle_dp.datasets.image_list import Config as ImageList
 from paddle_dp.datasets.tar_files import Config
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, UsageError
 from tests.house.batches import global_batches
 
 COUNT, SIZE = 13, 16
@@ -58,7 +58,8 @@ def make(folder: Path, save_image: Callable[..., Path]) -> None:
         tar_of(folder / f"train-{number:03}.tar", shard)
     tar_of(folder / "val-000.tar", shards[0])
     (folder / "train_list.txt").write_text("".join(lines))
-    (folder / "val_list.txt").write_text("".join(lines[:7]))
+    (folder / "held_out").symlink_to(folder)  # other names: an image of both lists is refused
+    (folder / "val_list.txt").write_text("".join(f"held_out/{line}" for line in lines[:7]))
 
 
 def config(root: Path, **settings: Any) -> Config:
@@ -179,6 +180,17 @@ def test_ranges_keep_their_order_and_each_file_must_exist(root: Path) -> None:
         DataError, match=r"dataset\.path is not given: give the folder that holds the tar files"
     ):
         Config().build("train")
+
+
+@pytest.mark.parametrize("test", ["*-000.tar", "train-{000..001}.tar", "link.tar"])
+def test_a_shard_that_is_learned_is_not_held_out(root: Path, test: str) -> None:
+    (root / "link.tar").symlink_to("train-000.tar")
+    with pytest.raises(
+        UsageError, match=r"dataset\.test: .*\.tar is one of the files of dataset\.train, too"
+    ):
+        config(root, test=test).build("train")
+    assert len(config(root, test=test).build("test")) >= 7  # evaluated without a training
+    assert len(config(root, test="none-*.tar").build("train")) == COUNT
 
 
 def test_names_of_classes_are_read_and_unknown_classes_refused(root: Path) -> None:

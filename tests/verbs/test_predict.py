@@ -364,10 +364,10 @@ def test_a_text_counts_by_the_targets_that_are_not_ignored():
 def labelled(tmp_path):
     """A function of biases: a run of a model whose three labels' outputs are these, and its two images."""
     image = pytest.importorskip("PIL.Image")
-    for name in ("a.png", "b.png"):
+    for name in ("a.png", "b.png", "c.png"):
         image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / name)
-    for name in ("train_list.txt", "val_list.txt"):
-        (tmp_path / name).write_text("a.png 1,0,1\nb.png 0,1,1\n")
+    (tmp_path / "train_list.txt").write_text("a.png 1,0,1\nb.png 0,1,1\n")
+    (tmp_path / "val_list.txt").write_text("c.png 1,0,1\n")
     (tmp_path / "names.txt").write_text("hat\nglasses\nsmile\n")
 
     def train(loss, biases):
