@@ -224,7 +224,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
                 train if split == "train" else test,
                 settings_of_loader.samples if split == "train" else None,
                 f"Trainer.of.{split}",
-                once=reader == "scatter" and not settings_of_loader.num_workers,
+                once=None if split == "test" else reader == "scatter" and not settings_of_loader.num_workers,
             ),
             settings_of_loader,
             collate_fn,

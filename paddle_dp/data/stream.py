@@ -185,14 +185,19 @@ class FreshIterable:
 
 
 def as_dataset(
-    source: Any, samples: int | None, name: str, recreate: Callable[[], Any] | None = None, once: bool = False
+    source: Any,
+    samples: int | None,
+    name: str,
+    recreate: Callable[[], Any] | None = None,
+    once: bool | None = False,
 ) -> Any:
     """Wraps a stream as a Stream; a data set is returned as it is.
 
     A stream is a paddle.io.IterableDataset, an object with `__iter__` alone, or a generator function. It has `samples`
     samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes a new iterator, because
-    one can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither,
-    for one to be read once without `samples`, for an endless stream without `samples`, and for a loader.
+    one can be read only once; `once`: a single process reads it, once; None: nothing does. Raises UsageError for an
+    iterator with neither, for one to be read once without `samples`, for an endless stream without `samples`, for a
+    data set without len(), and for a loader.
     """
     is_loader = hasattr(source, "batch_sampler") and hasattr(source, "dataset")
     if is_loader and not hasattr(source, "__getitem__"):  # Paddle's or PyTorch's DataLoader
@@ -201,6 +206,7 @@ def as_dataset(
             f"({type(source.dataset).__name__}) and the global batch size: ranks share the batches by themselves."
         )
     if not is_stream(source):
+        _require_length(source, name)
         return source
     if inspect.isgeneratorfunction(source):
         source = FreshIterable(source)
@@ -214,10 +220,11 @@ def as_dataset(
             )
         source = Once(source)
     if isinstance(source, Iterator):
+        remedy = "" if once is None else "; or let rank 0 alone read it, for one epoch: reading='scatter'"
         raise UsageError(
-            f"{name}: {type(source).__name__} can be read only once, and is read in every epoch, by every worker. Give "
-            "the function that makes it, or an object whose __iter__ does; or let rank 0 alone read it, for one epoch: "
-            "reading='scatter'."
+            f"{name}: {type(source).__name__} can be read only once, and is read in every "
+            f"{'evaluation' if once is None else 'epoch, by every worker'}. Give the function that makes it, or an "
+            f"object whose __iter__ does{remedy}."
         )
     if samples:
         return Stream(source, samples)
@@ -234,6 +241,18 @@ def is_stream(source: Any) -> bool:
     if isinstance(source, IterableDataset) or inspect.isgeneratorfunction(source):
         return True
     return isinstance(source, Iterable) and not hasattr(source, "__getitem__")
+
+
+def _require_length(source: Any, name: str) -> None:
+    """Raises UsageError for a data set, other than None, whose samples `len` does not count."""
+    try:
+        if source is not None:
+            len(source)
+    except (TypeError, NotImplementedError) as error:  # Paddle's Dataset raises the second
+        raise UsageError(
+            f"{name}: {error}. A data set has a method __len__, the number of its samples, and __getitem__; what can "
+            "only be iterated has __iter__ alone."
+        ) from error
 
 
 def _length(source: Any) -> int:

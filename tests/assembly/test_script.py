@@ -467,6 +467,13 @@ def test_a_loader_is_no_data_set(tmp_path: Path) -> None:
         Trainer.of(**described(tmp_path / "run", train=loader))
 
 
+@pytest.mark.parametrize("reading", ["each", "scatter"])
+def test_a_held_out_iterator_is_refused_with_what_helps(tmp_path: Path, reading: str) -> None:
+    held_out = iter([(np.zeros(6, "float32"), 0)])
+    with pytest.raises(UsageError, match=r"Trainer\.of\.test: .* every evaluation\. Give the function"):
+        Trainer.of(**described(tmp_path, test=held_out, reading=reading, loader={"samples": 30}))
+
+
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
     given = described(tmp_path / "run")
     with pytest.warns(UserWarning, match="single-card"):

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from paddle.io import Dataset as PaddleDataset
 from paddle.io import IterableDataset
 
 from paddle_dp.data import Loader, Sampler
@@ -169,6 +170,24 @@ def test_a_stream_that_goes_on_is_told_at_its_end(said):
 def test_what_can_be_read_only_once_is_refused():
     with pytest.raises(UsageError, match=r"train: generator can be read only once.*reading='scatter'"):
         as_dataset(numbers()(), None, "train")
+
+
+def test_a_held_out_iterator_is_read_more_than_once_whoever_reads_it():
+    with pytest.raises(
+        UsageError, match=r"every evaluation\. Give the function that makes it, .* __iter__ does\.$"
+    ):
+        as_dataset(numbers()(), None, "test", once=None)
+
+
+@pytest.mark.parametrize("kind", [object, PaddleDataset])
+def test_a_data_set_without_a_length_is_refused(kind):
+    class Endless(kind):
+        def __getitem__(self, index):
+            return np.float32(index), 0
+
+    with pytest.raises(UsageError, match=r"^train: .*Endless.*\. A data set has a method __len__"):
+        as_dataset(Endless(), None, "train")
+    assert as_dataset(None, None, "test") is None
 
 
 def test_a_generator_that_can_be_made_again_is_a_stream():
