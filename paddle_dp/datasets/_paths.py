@@ -74,9 +74,12 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
     return files
 
 
-def refuse_test_files(files: Iterable[Path], root: Path, test: str) -> None:
-    """Raises MissingDataError for a file to train on that the pattern `test` has, too."""
+def refuse_test_files(files: Iterable[Path], root: Path, train: str, test: str) -> None:
+    """Raises MissingDataError for a file to train on that the pattern `test` has, too, unless that is `train`: then
+    it is meant."""
     held_out: list[Path] = []
+    if train == test:
+        return
     with suppress(MissingDataError):  # only the test split needs its files
         held_out = files_of(root, test, "test", "")
     refuse_learned(held_out, files, "train", "by another pattern")

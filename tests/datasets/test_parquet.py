@@ -353,13 +353,10 @@ def test_a_row_group_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
 def test_workers_and_ranks_read_what_one_process_reads(tmp_path: Path) -> None:
     data = numbers(tmp_path)
     data[3]  # a file and a group are open when the workers are forked
-    plain, forked = (
-        [
-            batch.micro_batches[0].targets.tolist()
-            for batch in Loader.plain(data, 7, num_workers=count).read(1)
-        ]
-        for count in (0, 2)
-    )
+    plain, forked = [], []
+    for count, read in ((0, plain), (2, forked)):
+        with Loader.plain(data, 7, num_workers=count) as loader:
+            read += [batch.micro_batches[0].targets.tolist() for batch in loader.read(1)]
     assert plain == forked and sorted(n for batch in plain for n in batch) == list(range(100))
     alone = Sampler.for_dataset(data, 7, micro_batches=2)
     three = [replace(alone, dp_rank=rank, dp_size=3) for rank in range(3)]
