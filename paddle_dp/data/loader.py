@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Loader:
     """Batches of `dataset` in the order of `sampler`, read in this process (`num_workers=0`) or ahead by workers.
 
-    Workers keep `prefetch` batches in flight and live from the first `read` until `close`; they do not change batches.
+    Workers keep `prefetch` batches in flight and live from the first `read` until `close`, or until a `read` that
+    finds an attribute of the data set changed; they do not change batches.
     `timeout`: seconds after which a worker counts as hung at a sample. `global_batches`: the collate_fn receives whole
     global batches, which every rank reads. Rank 0 reads a `ReadByMain` data set for all ranks, which must then read the
     same batches in the same order. `reads`: the sampler of the samples that this rank reads itself, or None. `mix`:

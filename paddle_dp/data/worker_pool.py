@@ -1,8 +1,8 @@
 """Reads ahead in worker processes: the same batches in the same order, earlier.
 
 The workers of a loader share a buffer of `prefetch` + 1 slots and fill each slot together, every worker some of its
-rows. They are forked at the first read and live across epochs. A read that fails or is abandoned ends them; the next
-read forks new ones.
+rows. They are forked at the first read and live across epochs. A read that fails or is abandoned ends them, and so does
+an attribute of the data set that the training process has changed since: the next read forks new ones.
 """
 
 from __future__ import annotations
@@ -57,15 +57,18 @@ class Pooled(BatchSource):
         self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: Pool | None = None
+        self._forked: Any = None  # the data set's attributes when the pool was forked
+        self._ended_busy = 0.0  # CPU seconds of earlier pools
 
     def _prefetched(
         self, epoch: int, jobs: Iterator[Job], start: Callable[[], Pool]
     ) -> Iterator[tuple[Job, Pair]]:
         """Yields each job with its arrays, while the pool reads for the next ones; `start` makes a pool if none is
         idle."""
-        if self._pool is None or self._pool.busy or self._pool.ended:
+        now = attributes(self.dataset)  # a callback may have changed them; workers have those of their fork
+        if self._pool is None or self._pool.busy or self._pool.ended or now != self._forked:
             self.close()
-            self._pool = start()
+            self._pool, self._forked = start(), now
         pool, begun = self._pool, deque[Job]()
 
         def begin() -> None:
@@ -85,12 +88,30 @@ class Pooled(BatchSource):
                 pool.end()
 
     def workers_busy(self) -> float:
-        return 0.0 if self._pool is None else self._pool.busy_seconds()
+        return self._ended_busy + (0.0 if self._pool is None else self._pool.busy_seconds())
 
     def close(self) -> None:
         if self._pool is not None:
+            self._ended_busy += self._pool.busy_seconds()
             self._pool.end()
             self._pool = None
+
+
+def attributes(dataset: Dataset) -> list[Any]:
+    """The attributes of a data set and of the objects within it, for a comparison: numbers and texts, also in short
+    lists, as they are, anything else by its identity."""
+    from paddle_dp.identity.walk import attributes_of, objects_within, short_list  # it imports Paddle
+
+    def value(thing: Any) -> Any:
+        return thing if isinstance(thing, (int, float, str)) else id(thing)
+
+    def values(thing: Any) -> Any:
+        return [*map(value, short_list(thing))] or value(thing)
+
+    return [
+        (id(thing), {name: values(inner) for name, inner in attributes_of(thing).items()})
+        for thing in objects_within(dataset)
+    ]
 
 
 class Prefetched(Pooled):

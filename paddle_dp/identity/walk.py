@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
-from types import FunctionType, GeneratorType, SimpleNamespace
+from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from paddle.optimizer.lr import LRScheduler
 from paddle_dp.tensors import dtype_of, nbytes
 
 _DEPTH = 3  # levels of objects within objects that are walked
+_SHORT = 16  # entries of a list that is short
 _MAX_ENTRIES = 100  # of a list or a dict that is walked entry by entry; a longer one is one checksum
 _MAX_LIST_CHARS = 1000  # characters of a list that are kept as they are
 _MAX_ARRAY_BYTES = 2**28  # bytes of an array that is read for its checksum
@@ -192,6 +193,30 @@ def attributes_of(thing: Any) -> dict[str, Any]:
         return {n: v for n, v in attributes.items() if n not in _layer_attributes() and n[:2] != "__"}
     hidden = "_" if is_library(type(thing).__module__) else "__"
     return {name: value for name, value in attributes.items() if not name.startswith(hidden)}
+
+
+def objects_within(thing: Any) -> list[Any]:
+    """An object and those within it that have attributes, such as the transforms of a data set: in attributes and short
+    lists, to a depth. No functions and modules."""
+    objects: dict[int, Any] = {}
+    values = [thing]
+    for _ in range(_DEPTH + 1):
+        level = [value for value in values if id(value) not in objects and _has_attributes(value)]
+        objects |= {id(value): value for value in level}
+        attributes = [value for each in level for value in attributes_of(each).values()]
+        values = [inner for value in attributes for inner in (short_list(value) or [value])]
+    return [*objects.values()]
+
+
+def short_list(value: Any) -> list[Any]:
+    """The entries of a short list or tuple, or of a short dict; [] of anything else."""
+    is_short = isinstance(value, (list, tuple, dict)) and len(value) <= _SHORT
+    return [*(value.values() if isinstance(value, dict) else value)] if is_short else []
+
+
+def _has_attributes(value: Any) -> bool:
+    is_code = isinstance(value, (FunctionType, MethodType, ModuleType))
+    return not is_code and isinstance(getattr(value, "__dict__", None), dict)
 
 
 _DEFAULTS = (

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from paddle_dp.data import Loader, Sampler
+from paddle_dp.data.prepared import each
+from paddle_dp.data.stream import as_dataset
 from tests.house.batches import rows
-from tests.house.datasets import InMemory, Noisy, Slow
+from tests.house.datasets import InMemory, Noisy, Numbers, Slow
 from tests.house.programs import until
 from tests.rank_pool import children
 
@@ -120,3 +122,70 @@ def test_each_worker_reads_at_a_position_that_no_other_process_moves(tmp_path, t
                 rows, numbers = batch.micro_batches[0].inputs.numpy(), batch.micro_batches[0].targets.numpy()
                 assert (rows == numbers[:, None]).all()
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 8
+
+
+class Louder(Noisy):
+    """Noise times `volume` and the widths within it, and how often this process has read."""
+
+    volume, reads = 1.0, 0
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.shift, self.inner, self.each = (0,), Numbers(samples), [Numbers(samples)]
+
+    def __getitem__(self, index):
+        self.reads += 1
+        factor = self.volume * self.inner.width * self.each[0].width
+        return factor * super().__getitem__(index)[0] + self.shift[0], index
+
+
+def twice(sample):
+    return 2 * sample[0], sample[1]
+
+
+class Rows:
+    """A data set as a stream."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return (self.data[index] for index in range(len(self.data)))
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda data: data,
+        lambda data: each(data, twice),
+        lambda data: each(as_dataset(Rows(data), 20, "train"), twice),
+    ],
+    ids=["itself", "transformed", "stream"],
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: setattr(data, "volume", 3.0),
+        lambda data: setattr(type(data), "volume", 4.0),
+        lambda data: setattr(data, "shift", (1,)),
+        lambda data: setattr(data.inner, "width", 5),
+        lambda data: setattr(data.each[0], "width", 5),
+        lambda data: setattr(data, "inner", Numbers(20, 7)),
+    ],
+    ids=["number", "class", "tuple", "within", "in a list", "replaced"],
+)
+def test_what_a_callback_changes_between_epochs_counts_in_the_next_one(change, prepare, monkeypatch):
+    """They kept the data set of their fork: a curriculum did not exist."""
+    monkeypatch.setattr(Louder, "volume", 1.0)
+    louder = Louder(20)
+    sampler, dataset = Sampler(20, 4, shuffle=False), prepare(louder)
+    with Loader(dataset, sampler, num_workers=2) as loader:
+        first = rows(loader)
+        pids = {worker.pid for worker in children()}
+        assert (
+            rows(loader) == first and {worker.pid for worker in children()} == pids
+        )  # they count for themselves
+        change(louder)
+        changed = rows(loader)
+        assert changed == rows(Loader(dataset, sampler)) != first
+        assert pids.isdisjoint(worker.pid for worker in children()) and loader.workers_busy() >= 0

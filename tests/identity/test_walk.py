@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from paddle import nn
 
-from paddle_dp.identity.walk import Walker
+from paddle_dp.identity.walk import Walker, objects_within
 
 settings_of = Walker().settings_of
 
@@ -214,3 +214,12 @@ def test_generators_and_iterators_count_where_state_is_asked_for() -> None:
 )
 def test_large_numbers_and_checksums_are_settings(one: Any, other: Any) -> None:
     assert settings_of(Own(tokens=one)) != settings_of(Own(tokens=other))
+
+
+def test_objects_within_have_attributes_and_are_in_attributes_and_short_lists_each_once() -> None:
+    inner, far = Own(size=1), Own()
+    own = Own(one=inner, many=[inner, Own()], named={"far": far}, rows=np.zeros(3), load=inner.loss, code=np)
+    vars(inner)["back"], vars(far)["long"] = own, [Own() for _ in range(17)]
+    objects = objects_within(own)
+    assert len(objects) == 4 and objects[0] is own and inner in objects and far in objects
+    assert objects_within([(0, 0)]) == objects_within(None) == []
