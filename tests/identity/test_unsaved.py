@@ -282,3 +282,58 @@ def test_what_a_loss_remembers_in_its_closure_is_told(
     model = nn.Linear(4, 3)
     train(tmp_path, model, sgd(model), 2, loss=loss)
     assert "loss.calls: changed in training, and not in the checkpoint" in capsys.readouterr().err
+
+
+class Curriculum(Callback):
+    """Changes the data set, or one within it, after each epoch."""
+
+    def __init__(self, data: Any):
+        self.data = data
+
+    def epoch(self, moment: Moment) -> None:
+        self.data.noise = self.data._cache = 0.5 * moment.progress.epoch
+
+
+class Noisy(Samples):
+    noise, _cache = 0.0, 0.0
+
+    def __init__(self) -> None:
+        super().__init__(8, lambda i: (np.full(4, i + self.noise, "float32"), i % 3))
+
+
+class OfEpoch(Noisy):
+    """The loader tells it the epoch."""
+
+    def at_epoch(self, seed: int, epoch: int) -> Any:
+        self.noise = 0.5 * epoch
+        return self
+
+
+class Around(Noisy):
+    """A data set around another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = [Noisy()]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[0][index]
+
+
+@pytest.mark.parametrize(
+    ("make", "inner", "loader", "told"),
+    [
+        (Noisy, False, {}, "data set Noisy.noise: "),
+        (Noisy, False, {"pad": {"inputs": {"length": 4}}}, "data set Noisy.noise: "),
+        (Around, True, {}, "data set Noisy.noise: "),
+        (OfEpoch, False, {}, ""),
+    ],
+)
+def test_what_a_callback_changes_in_the_data_set_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, inner: bool, loader: Any, told: str
+) -> None:
+    model, data = nn.Linear(4, 3), make()
+    callbacks = [*SAVES, Curriculum(data.inner[0] if inner else data)]
+    train(tmp_path, model, sgd(model), 5, train=data, callbacks=callbacks, loader=loader)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "changed in training" in line]
+    assert [line[: len(told)] for line in lines] == [told] * bool(told)
