@@ -2,7 +2,8 @@
 
 The workers of a loader share a buffer of `prefetch` + 1 slots and fill each slot together, every worker some of its
 rows. They are forked at the first read and live across epochs. A read that fails or is abandoned ends them, and so does
-an attribute of the data set that the training process has changed since: the next read forks new ones.
+an attribute of the data set that the training process has changed since, or another epoch of a data set that is told
+it: the next read forks new ones.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from paddle_dp.data.sample import (
 )
 from paddle_dp.data.sampler import Indices, Sampler, cut
 from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer
+from paddle_dp.data.stream import is_of_epoch
 from paddle_dp.data.worker import (
     Answer,
     Progress,
@@ -57,7 +59,7 @@ class Pooled(BatchSource):
         self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: Pool | None = None
-        self._forked: Any = None  # the data set's attributes when the pool was forked
+        self._forked: Any = None  # the data set's attributes and epoch when the pool was forked
         self._ended_busy = 0.0  # CPU seconds of earlier pools
 
     def _prefetched(
@@ -65,7 +67,9 @@ class Pooled(BatchSource):
     ) -> Iterator[tuple[Job, Pair]]:
         """Yields each job with its arrays, while the pool reads for the next ones; `start` makes a pool if none is
         idle."""
-        now = attributes(self.dataset)  # a callback may have changed them; workers have those of their fork
+        # Workers have the attributes of their fork, which a callback may have changed, and slots for samples of its
+        # epoch: another may have larger images.
+        now = attributes(self.dataset), epoch if is_of_epoch(self.dataset) else None
         if self._pool is None or self._pool.busy or self._pool.ended or now != self._forked:
             self.close()
             self._pool, self._forked = start(), now

@@ -189,3 +189,32 @@ def test_what_a_callback_changes_between_epochs_counts_in_the_next_one(change, p
         changed = rows(loader)
         assert changed == rows(Loader(dataset, sampler)) != first
         assert pids.isdisjoint(worker.pid for worker in children()) and loader.workers_busy() >= 0
+
+
+class Growing(Numbers):
+    """Larger samples in each epoch."""
+
+    def at_epoch(self, seed, epoch):
+        return Numbers(self.samples, 2 + epoch)
+
+
+class GrowingStream:
+    def set_epoch(self, epoch):
+        self.width = 2 + epoch
+
+    def __iter__(self):
+        return iter([(np.full(self.width, i, np.float32), i) for i in range(20)])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Growing(20), each(Growing(20), twice), each(as_dataset(GrowingStream(), 20, "train"), twice)],
+    ids=["itself", "transformed", "stream"],
+)
+def test_samples_may_be_larger_in_another_epoch(dataset):
+    """The slots were of the first one: "sample 3 is float32[3], not float32[2] as sample 0"."""
+    sampler = Sampler(20, 4, shuffle=False)
+    expected = [rows(Loader(dataset, sampler), epoch) for epoch in range(2)]
+    assert expected[0] != expected[1]
+    with Loader(dataset, sampler, num_workers=2) as loader:
+        assert [rows(loader, epoch) for epoch in range(2)] == expected
