@@ -124,6 +124,12 @@ class TrainerBuilder:
                 "mix needs the last sample of a global batch with its first one, and a stream is read in its order: "
                 "give a data set with len() and [i], or leave mix out."
             )
+        if s.loader.samples and not is_in_order(dataset):
+            raise UsageError(
+                f"loader.samples: {s.loader.samples} would be the samples of a stream's epoch, and the training data "
+                "is no stream: an epoch has all of its samples. Leave it out. For shorter epochs, give the data set a "
+                "method epoch_order(seed, epoch), or fewer samples."
+            )
         shuffle = s.shuffle and not is_in_order(dataset)
         cutting = {"drop_last": s.drop_last, "micro_batches": s.requested.train.micro_batches}
         ramp = s.requested.train.batch_ramp

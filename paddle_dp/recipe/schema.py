@@ -51,7 +51,7 @@ class LoaderSettings:
     """Time that one sample may take before its worker counts as hung."""
 
     samples: Positive | None = None
-    """The samples of a stream's epoch. By default all its samples, which are counted at the start."""
+    """The samples of a stream's epoch; refused for other data. By default all, which are counted at the start."""
 
     pad: Mapping[str, Pad] = field(default_factory=dict)
     """Arrays of unequal lengths by name, such as ids and labels of dicts, or inputs and targets:

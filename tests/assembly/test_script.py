@@ -474,6 +474,12 @@ def test_a_held_out_iterator_is_refused_with_what_helps(tmp_path: Path, reading:
         Trainer.of(**described(tmp_path, test=held_out, reading=reading, loader={"samples": 30}))
 
 
+def test_samples_of_a_streams_epoch_are_refused_for_other_data(tmp_path: Path) -> None:
+    """An epoch had all samples of the data set, silently."""
+    with pytest.raises(UsageError, match=r"loader.samples: 8 would be the samples of a stream's epoch"):
+        Trainer.of(**described(tmp_path / "run", loader={"samples": 8}))
+
+
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
     given = described(tmp_path / "run")
     with pytest.warns(UserWarning, match="single-card"):
