@@ -118,7 +118,6 @@ class TrainerBuilder:
     def train_loader(self) -> Loader:
         """The training data in micro-batches, shuffled unless it must be read in order."""
         s, dataset = self.setup, self._opened("train", "training")
-        self._warnings += consistency.random_samples("training", self._fingerprints["train"])
         if s.requested.mix and is_in_order(dataset):
             raise UsageError(
                 "mix needs the last sample of a global batch with its first one, and a stream is read in its order: "
@@ -162,6 +161,7 @@ class TrainerBuilder:
             dataset = s.dataset(split)
             fingerprint = consistency.compare_data(data_name, dataset, s.seed, s.loader, self.mesh)
         self._fingerprints[split] = fingerprint
+        self._warnings += consistency.random_samples(data_name, fingerprint)
         _refuse_empty(split, dataset)
         self._targets |= sources_targets(dataset, s.seed)
         return dataset

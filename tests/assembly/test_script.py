@@ -22,7 +22,7 @@ from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.exchange.gradient_exchange import UNFINISHED
 from paddle_dp.recipe.folder import LOCK
-from tests.house.datasets import Points
+from tests.house.datasets import Points, Samples
 from tests.house.learners import Chain
 from tests.house.runs import events
 from tests.house.training import untried
@@ -478,6 +478,16 @@ def test_samples_of_a_streams_epoch_are_refused_for_other_data(tmp_path: Path) -
     """An epoch had all samples of the data set, silently."""
     with pytest.raises(UsageError, match=r"loader.samples: 8 would be the samples of a stream's epoch"):
         Trainer.of(**described(tmp_path / "run", loader={"samples": 8}))
+
+
+@pytest.mark.parametrize(("split", "said"), [("train", "training"), ("test", "held-out")])
+def test_samples_that_are_random_without_a_seed_are_named(tmp_path: Path, split: str, said: str) -> None:
+    """Held-out ones gave another loss on each number of ranks, silently."""
+    draws = np.random.default_rng(0)
+    data = Samples(20, lambda i: (draws.normal(size=6).astype("float32"), i % 4))
+    trainer = Trainer.of(**{**described(tmp_path / "run"), "test": Points(30), split: data})
+    (sentence,) = trainer.learner.known_differences
+    assert sentence.startswith(f"sample 0 of the {said} data is another one each time it is read")
 
 
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
