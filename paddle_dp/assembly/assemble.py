@@ -25,6 +25,7 @@ from paddle_dp.core.metric import Metric, metrics_of
 from paddle_dp.core.optimizer import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
+from paddle_dp.data.sampler import is_ordered
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
 from paddle_dp.data.sources import refuse_targets, sources_targets
 from paddle_dp.errors import UsageError
@@ -130,6 +131,13 @@ class TrainerBuilder:
                 "method epoch_order(seed, epoch), or fewer samples."
             )
         shuffle = s.shuffle and not is_in_order(dataset)
+        is_within = not is_ordered(dataset) and callable(getattr(dataset, "epoch_order", None))
+        if shuffle and self.mesh.is_main and is_within:
+            name, order = type(dataset).__name__, "epoch_order of the data set within it"
+            print(
+                f"{name} hands out {order}, and has none itself: an epoch has all {len(dataset)} samples, in a random "
+                f"order. To keep the other order, give {name} a method epoch_order.", file=sys.stderr, flush=True,
+            )  # fmt: skip
         cutting = {"drop_last": s.drop_last, "micro_batches": s.requested.train.micro_batches}
         ramp = s.requested.train.batch_ramp
         return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, ramp=ramp, **cutting)

@@ -32,7 +32,7 @@ from paddle_dp.data.sample import (
     take,
     uncollated_samples,
 )
-from paddle_dp.data.sampler import EpochOrders, Ordered
+from paddle_dp.data.sampler import EpochOrders, is_ordered
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError, UsageError
@@ -128,9 +128,9 @@ def _read(dataset: Dataset, seed: int, seconds: float, by_workers: bool) -> dict
 
 
 def _stated_order(dataset: Dataset, seed: int) -> tuple[Indices | range, dict[str, str]]:
-    """The indices of epoch 0 as an `Ordered` data set states them, and {ORDER: their CRC-32}; else all indices, {}."""
+    """The indices of epoch 0 as the data set states them, and {ORDER: their CRC-32}; else all indices, {}."""
     everything = range(len(dataset))
-    if not isinstance(dataset, Ordered):
+    if not is_ordered(dataset):
         return everything, {}
     try:
         drawn = EpochOrders(dataset)(seed, 0)

@@ -15,6 +15,7 @@ import numpy as np
 from paddle_dp.batch import named_leaves, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
+from paddle_dp.data.sampler import is_ordered
 from paddle_dp.data.stream import Stream, has_method
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import LoaderSettings, Pad
@@ -22,7 +23,7 @@ from paddle_dp.recipe.schema import LoaderSettings, Pad
 Pads = Mapping[str, Pad]
 
 
-_FORWARDED = ("classes", "epoch_order", "file_of", "first_samples", "name_of")
+_FORWARDED = ("classes", "file_of", "first_samples", "name_of")
 
 
 class Transformed:
@@ -31,6 +32,8 @@ class Transformed:
     def __init__(self, dataset: Any, do: Callable[[Any], Any]):
         self.dataset, self.do = dataset, do
         vars(self).update({name: getattr(dataset, name) for name in _FORWARDED if hasattr(dataset, name)})
+        if is_ordered(dataset):
+            self.epoch_order = dataset.epoch_order
         if has_method(dataset, "at_epoch"):
             self.at_epoch = lambda seed, epoch: Transformed(dataset.at_epoch(seed, epoch), do)
 

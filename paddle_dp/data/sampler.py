@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paddle_dp.data.stream import has_method
 from paddle_dp.errors import DataError
 from paddle_dp.units import Length
 
@@ -63,18 +64,16 @@ def _in_order(samples: int, dataset_samples: int) -> Indices:
     return order
 
 
-@runtime_checkable
-class Ordered(Protocol):
-    """A data set that states the order of each epoch of a training, such as a mixture."""
-
-    def epoch_order(self, seed: int, epoch: int, /) -> Any:
-        """The indices of the epoch's samples, int [samples], as many in each epoch; a function of (seed, epoch) alone.
-        An index that occurs twice is augmented equally both times."""
+def is_ordered(dataset: Any) -> bool:
+    """Whether a data set states the order of each epoch of a training, as a mixture does: `epoch_order(seed, epoch)` is
+    the indices of the epoch's samples, int [samples], as many in each epoch; a function of (seed, epoch) alone. An
+    index that occurs twice is augmented equally both times."""
+    return has_method(dataset, "epoch_order")
 
 
 class EpochOrders:
-    """The orders that `dataset` states, checked; the latest two are kept. Raises DataError for anything but
-    indices."""
+    """The orders that `dataset` states (`is_ordered`), checked; the latest two are kept. Raises DataError for anything
+    but indices."""
 
     def __init__(self, dataset: Any):
         self._name, self._count, self._order = type(dataset).__name__, len(dataset), dataset.epoch_order
@@ -284,9 +283,9 @@ class Sampler:
     def for_dataset(
         cls, dataset: Any, batch: int, mesh: Any = None, *, samples: int | None = None, **settings: Any
     ) -> Sampler:
-        """`for_mesh`, in the order that `dataset` states, if it is to be shuffled and is `Ordered`. `samples` of it, by
+        """`for_mesh`, in the order that `dataset` states, if it is to be shuffled and states one. `samples` of it, by
         default all, or as many as its order has."""
-        if settings.get("shuffle", True) and isinstance(dataset, Ordered):
+        if settings.get("shuffle", True) and is_ordered(dataset):
             settings["epoch_orders"] = orders = EpochOrders(dataset)
             orders.refuse_random(settings.get("seed", 0))
             samples = len(orders(settings.get("seed", 0), 0))

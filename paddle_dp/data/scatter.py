@@ -20,7 +20,7 @@ import numpy as np
 from paddle_dp.batch import leaves, mapped, structure_of, unflatten
 from paddle_dp.data.arrays import Array, Arrays, rows_of
 from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays, class_names
-from paddle_dp.data.sampler import Indices, Ordered, Sampler
+from paddle_dp.data.sampler import Indices, Sampler, is_ordered
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
@@ -48,8 +48,8 @@ class Elsewhere:
         UsageError, on every rank, for a data set in an order that only rank 0 would know."""
         facts: list[Any] | None = None
         if dataset is not None:
-            classes, is_ordered = list(map(str, class_names(dataset))), isinstance(dataset, Ordered)
-            facts = [len(dataset), classes, isinstance(dataset, Stream), is_ordered]
+            classes = list(map(str, class_names(dataset)))
+            facts = [len(dataset), classes, isinstance(dataset, Stream), is_ordered(dataset)]
         main_facts = mesh.gather(facts)[0]
         if main_facts is not None and main_facts[3]:
             raise UsageError(

@@ -73,7 +73,7 @@ def draws_of_epoch(
 
 def epoch_length(dataset: Any) -> int:
     """The samples of a data set until one comes again: all, or an epoch of one that states its order."""
-    return len(dataset.epoch_order(0, 0) if hasattr(dataset, "epoch_order") else dataset)
+    return len(dataset.epoch_order(0, 0) if getattr_static(dataset, "epoch_order", None) else dataset)
 
 
 class Concatenated:
@@ -256,7 +256,7 @@ class InterleavedSamples(Concatenated):
     def _round(self, source: int, seed: int, number: int) -> Array:
         """All samples of a data set, in the order in which they are drawn for the `number`th time."""
         dataset = self._datasets[source]
-        if hasattr(dataset, "epoch_order"):
+        if getattr_static(dataset, "epoch_order", None):
             return np.asarray(dataset.epoch_order(seed, number), np.int64)
         return permutation(len(dataset), seed % 2**64, number, source)
 

@@ -490,6 +490,23 @@ def test_samples_that_are_random_without_a_seed_are_named(tmp_path: Path, split:
     assert sentence.startswith(f"sample 0 of the {said} data is another one each time it is read")
 
 
+class Handed(Points):
+    """Has what the data within it has."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "epoch_order":
+            return lambda seed, epoch: range(12)
+        raise AttributeError(name)
+
+
+def test_an_order_that_a_wrapper_hands_out_is_not_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer.of(**described(tmp_path / "run", train=Handed(30)))
+    assert trainer.loader.sampler.samples == 30
+    assert "Handed hands out epoch_order of the data set within it" in capsys.readouterr().err
+
+
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
     given = described(tmp_path / "run")
     with pytest.warns(UserWarning, match="single-card"):

@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from paddle_dp.data.prepared import each
 from paddle_dp.data.sampler import Sampler, cut
+from paddle_dp.datasets._interleaved import InterleavedSamples
 from paddle_dp.errors import DataError
 
 SHAPES = [(1, 1), (1, 5), (7, 3), (9, 4), (10, 10), (11, 10), (50, 7), (64, 16), (97, 50), (1437, 50)]
@@ -212,6 +214,30 @@ def test_without_shuffle_samples_are_read_by_their_index():
 def test_an_order_of_another_kind_is_refused(order, problem):
     with pytest.raises(DataError, match=problem):
         Sampler.for_dataset(InOwnOrder(order), 3).order(1)
+
+
+class Longer:
+    """An ordered data set with more samples, and all of its methods."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return 15
+
+    def __getattr__(self, name):
+        return getattr(self.data, name)
+
+
+def test_a_wrapper_that_hands_out_the_order_of_its_data_states_none():
+    """Under Python 3.10 and 3.11 its further samples were never read."""
+    longer = Longer(InOwnOrder())
+    transformed = each(longer, lambda sample: sample)
+    orders = [Sampler.for_dataset(data, 3).order(0).tolist() for data in (longer, transformed)]
+    mixture = InterleavedSamples({"a": longer}, (1,))
+    assert [sorted(order) for order in [*orders, mixture.epoch_order(0, 0).tolist()]] == [[*range(15)]] * 3
+    longer.epoch_order = lambda seed, epoch: [14, 0]
+    assert Sampler.for_dataset(longer, 3).order(0).tolist() == [14, 0]
 
 
 def test_nobody_can_change_a_stated_order():
