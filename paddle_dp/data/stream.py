@@ -181,14 +181,28 @@ class Stream:
         self._key = key
 
 
-@dataclass(frozen=True)
+@dataclass
 class FreshIterable:
     """An iterable that calls `make` each time it is iterated."""
 
-    make: Callable[[], Iterable[Any]]
+    make: Callable[[], Any]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.make())
+
+
+class FreshOfEpoch(FreshIterable):
+    """A FreshIterable whose iterators differ between epochs (`OfEpoch`)."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self.make()
+        iterator.set_epoch(self.epoch)
+        return iter(iterator)
 
 
 def as_dataset(
@@ -218,7 +232,7 @@ def as_dataset(
     if inspect.isgeneratorfunction(source):
         source = FreshIterable(source)
     if isinstance(source, Iterator) and recreate is not None:
-        source = FreshIterable(recreate)
+        source = (FreshOfEpoch if isinstance(source, OfEpoch) else FreshIterable)(recreate)
     if isinstance(source, Iterator) and once:
         if not samples:
             raise UsageError(

@@ -196,6 +196,30 @@ def test_a_generator_that_can_be_made_again_is_a_stream():
     assert inputs(stream, 0, [9, 2]) == inputs(stream, 1, [9, 2]) == [9.0, 2.0]
 
 
+class Once(IterableDataset):
+    """An iterator over two numbers of its epoch."""
+
+    first = given = 0
+
+    def set_epoch(self, epoch):
+        self.first = 100 * epoch
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.given == 2:
+            raise StopIteration
+        self.given += 1
+        return np.float32(self.first + self.given), 0
+
+
+def test_an_iterator_that_can_be_made_again_is_told_the_epoch():
+    """Each was of epoch 0."""
+    stream = as_dataset(Once(), None, "train", recreate=Once)
+    assert [inputs(stream, epoch, range(2)) for epoch in range(3)] == [[1, 2], [101, 102], [201, 202]]
+
+
 def test_without_an_end_the_number_must_be_given(monkeypatch):
     def endless():
         while True:
