@@ -53,12 +53,12 @@ def _meant(name: str, names: Sequence[str]) -> str:
         return f" Data sets are train and test: {'test' if data['part'] and data['part'][:2] != 'tr' else 'train'}=…."
     hint = find_hint(name, exactly=True)
     if hint and not hint.key:
-        return hint.sentence
+        return " Here that is resume=…." if "--resume" in hint.note else hint.sentence
     group, _, last = hint.key.replace("output_dir", "folder").rpartition(".") if hint else ("", "", "")
     note = f" ({hint.note})" if hint and hint.tool and hint.note else ""
-    if last in names or (last == "use" and group in names):
+    if (last in names and group in ("", "train")) or (last == "use" and group in names):
         return f" Here that is {group if last == 'use' else last}=…{note}."
-    if group in names and group not in ("train", "callbacks"):  # a data set here, and a list
+    if group in names and group not in ("train", "callbacks", "model"):  # objects here, and a list
         return f" Here that is {group}={{'{last}': …}}{note}."
     return did_you_mean(name, names)
 

@@ -127,7 +127,8 @@ class Trainer(TrainingState):
             if self.interrupted:
                 self._interrupt(self.interrupted)
         heartbeat.enter("end", "the last checks")
-        if self.early_end:  # a rank that alone has called it would answer the others' next exchange
+        if self.early_end and self.learner.async_rank is None and self.progress.step < self.total_steps:
+            # A rank that alone has called it would answer the others' next exchange.
             self.mesh.wait("trainer.stop on every rank")
         self.learner.weights.finalize()
         self.learner.statistics.sync()  # the caller gets the same model on every rank, saved or not

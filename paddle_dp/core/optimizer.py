@@ -287,7 +287,7 @@ class Rate:
     @property
     def replaced(self) -> tuple[float, float] | None:
         """The optimizer's rate and the one that it had from here, if a callback or a script has set another one."""
-        rate = self.optimizer.get_lr()
+        rate = self.optimizer._learning_rate
         return None if self._has_scheduler or rate == self._current else (rate, self._current)
 
     def step(self) -> None:

@@ -322,7 +322,7 @@ def load_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
         schedule.step(state.get("last_epoch", saved["progress"]["step"]))
     elif state:
         schedule.set_state_dict({**current, **state})
-        if isinstance(schedule, lr.CosineAnnealingWarmRestarts):
+        if isinstance(schedule, lr.CosineAnnealingWarmRestarts) and "T_cur" not in state:
             _set_period(schedule)
         if isinstance(schedule, Plateau):  # its peak may be another
             schedule.step(schedule.last_epoch)

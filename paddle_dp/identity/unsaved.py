@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paddle_dp.core.consistency import digests
+from paddle_dp.core.optimizer import Rate
 from paddle_dp.data.stream import has_method
 from paddle_dp.identity.walk import Attributes, Walker, objects_within
 from paddle_dp.learner import Learner
@@ -23,10 +24,13 @@ class Unsaved:
     def __init__(self) -> None:
         self._printed: set[str] = set()
         self._watched = Attributes({})
+        self._sets_rate = False  # whether each start sets the learning rate, a resumed run's as well
 
-    def watch(self, callbacks: Iterable[Any], dataset: Any) -> None:
-        """Looks at the numbers and texts of users' callbacks from now on, and of the training data, which callbacks may
-        change. A data set that the loader tells the epoch changes by that, and its private attributes by being read."""
+    def watch(self, callbacks: Iterable[Any], dataset: Any, rate: Rate) -> None:
+        """Looks at the numbers and texts of users' callbacks from now on, at the learning rate, and at the training
+        data, which callbacks may change. A data set that the loader tells the epoch changes by that, and its private
+        attributes by being read."""
+        self._sets_rate = rate.replaced is not None
         walker = Walker(only_plain=True)
         parts = [
             each for each in objects_within(dataset) if not any(has_method(each, m) for m in _EPOCH_METHODS)
@@ -48,7 +52,7 @@ class Unsaved:
         rates = learner.rate.replaced
         if not learner.mesh.is_main:
             return
-        if rates and self._new("rate", ["set"]):
+        if rates and not self._sets_rate and self._new("rate", ["set"]):
             _print(
                 f"learning rate {rates[0]:.6g}: a callback or the script has set it, and it is not in the checkpoint, "
                 f"so a resumed run starts with {rates[1]:.6g}. Give a schedule, or set it in `start`, too, by "

@@ -166,7 +166,9 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
         return _config(called, parameters, taken, ScheduleCall)
     provided = TRAINING_ARGUMENTS.get(shelf, ())
     first = [p for p in parameters if p.kind in (*_POSITIONAL, p.VAR_POSITIONAL)][: len(provided)]
-    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    # A further `split` with a default is a setting: a `which` before it gets the split.
+    by_name = {p.name for p in named if p.default is p.empty or len(first) < len(provided)}
     if provided and provided != tuple(p.name for p in first) and by_name.issuperset(provided):
         return _config(called, parameters, provided, NamedCall)
     if shelf == "callbacks" and not first:

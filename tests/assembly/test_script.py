@@ -471,7 +471,7 @@ def test_a_loader_is_no_data_set(tmp_path: Path) -> None:
 def test_a_held_out_iterator_is_refused_with_what_helps(tmp_path: Path, reading: str) -> None:
     held_out = iter([(np.zeros(6, "float32"), 0)])
     with pytest.raises(UsageError, match=r"Trainer\.of\.test: .* every evaluation\. Give the function"):
-        Trainer.of(**described(tmp_path, test=held_out, reading=reading, loader={"samples": 30}))
+        Trainer.of(**described(tmp_path, test=held_out, reading=reading))
 
 
 def test_samples_of_a_streams_epoch_are_refused_for_other_data(tmp_path: Path) -> None:
@@ -610,6 +610,10 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         ("criterion", "Here that is loss=…."),
         ("lr", "Here that is schedule={'learning_rate': …}."),
         ("gpus", "paddle-dp train RECIPE --devices 0,1"),
+        ("resume_from_checkpoint", "Here that is resume=…."),
+        ("eval_batch_size", "Here that is evaluation={'batch': …}"),
+        ("max_seq_length", "It takes accept, adapter"),
+        ("num_classes", "It takes accept, adapter"),
         ("device", "It takes accept, adapter"),
     ],
 )

@@ -70,9 +70,25 @@ def test_nothing_changed_is_nothing_said(run: Path) -> None:
 
 
 LR = paddle.optimizer.lr
+
+
+class LongerRestarts(LR.CosineAnnealingWarmRestarts):
+    """Its periods get longer by a rule that it saves itself."""
+
+    def state_keys(self) -> None:
+        self.keys = ["last_epoch", "last_lr", "T_cur", "T_i"]
+
+    def step(self, epoch: int | None = None) -> None:
+        length = self.T_i
+        super().step(epoch)
+        if self.T_i != length or self.T_cur == 0:
+            self.T_i = length + 2
+
+
 SCHEDULES: dict[str, Callable[[], Any]] = {
     "restarts": lambda: LR.CosineAnnealingWarmRestarts(0.5, 4),
     "longer restarts": lambda: LR.CosineAnnealingWarmRestarts(0.5, 1, T_mult=3),
+    "restarts of its own": lambda: LongerRestarts(0.5, 3),
     "restarts after a warm-up": lambda: LR.LinearWarmup(LR.CosineAnnealingWarmRestarts(0.5, 3), 4, 0.0, 0.5),
     "cosine": lambda: LR.CosineAnnealingDecay(0.5, 4, 0.1),
     "products": lambda: LR.MultiplicativeDecay(0.5, lambda epoch: 0.9 + 0.01 * epoch),

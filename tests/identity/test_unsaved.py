@@ -235,7 +235,14 @@ def test_what_a_callback_counts_is_told_once(
 
 
 class Drop(Callback):
-    """Sets the learning rate after the second update."""
+    """Sets the learning rate after the second update, or also at the start, as it is told to."""
+
+    def __init__(self, at_start: bool = False) -> None:
+        self.at_start = at_start
+
+    def start(self, moment: Moment) -> None:
+        if self.at_start:
+            moment.trainer.learner.optimizer.set_lr(0.07)
 
     def step(self, moment: Moment) -> None:
         if moment.progress.step == 2:
@@ -243,7 +250,8 @@ class Drop(Callback):
 
 
 @pytest.mark.parametrize(
-    ("rate", "callbacks", "told"), [(0.1, [Drop()], 1), (0.1, [], 0), (0.05, [Drop()], 0)]
+    ("rate", "callbacks", "told"),
+    [(0.1, [Drop()], 1), (0.1, [], 0), (0.05, [Drop()], 0), (0.1, [Drop(at_start=True)], 0)],
 )
 def test_a_rate_that_a_callback_sets_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float, callbacks: list[Any], told: int

@@ -296,7 +296,7 @@ class PeriodicMeans(WeightSync):
             return ExtraState(shared=periods)
         shared = {"periods": _numbers(self.periods.state())}
         local = {"counts": _numbers([self.learned, self._portion])}
-        if self._outer is not None:
+        if self._outer is not None and self._outer.velocity:
             velocities = zip(self._named, self._outer.velocity, strict=True)
             shared |= {f"velocity/{name}": velocity for (name, _), velocity in velocities}
         if self.diverged:
