@@ -57,6 +57,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     resume = options.get("resume")
     if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
+            code.check_copies(recipe.folder, resume)
             options = {**options, "older": claim(recipe.folder, resume)}
         if not holds(recipe.folder, options.get("older")):
             remove_partials(recipe.folder)

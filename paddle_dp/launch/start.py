@@ -238,11 +238,14 @@ def _claimed(plan: LaunchPlan, folder: Path, resume: str | None) -> tuple[Launch
 
     Rank 0 moves an older run in it aside after all checks.
     """
+    from paddle_dp.recipe.code import check_copies
     from paddle_dp.recipe.folder import check_files, claim
 
     check_files(folder)
-    job = plan.job
-    older = claim(folder, resume) if job.entry_point == "train" and not job.node_rank else None
+    job, older = plan.job, None
+    if job.entry_point == "train" and not job.node_rank:
+        check_copies(folder, resume)
+        older = claim(folder, resume, recipe=job.recipe)
     job = replace(job, resume=resume, extra={**job.extra, "claimed": True, "older": older})
     return _with_logs(replace(plan, job=job), folder)
 

@@ -7,15 +7,17 @@ original.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.errors import UsageError
 from paddle_dp.part.shelf import CODE, PACKAGE, copied_code, folders, module_file, shipped
+from paddle_dp.recipe.folder import COMMAND, has_run
 
 OURPACKAGES = ("paddle_dp", "paddle")
 
@@ -75,12 +77,29 @@ def _shown(file: Path) -> str:
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
+def check_copies(folder: Path, resume: str | None) -> None:
+    """Raises UsageError if `folder`/code is the user's: `keep` would replace its modules. A run's has one of the files
+    that a recipe's run writes before; an older run's moves aside, unless the run goes on by `resume`."""
+    copies, recipe = folder / CODE, folder / "recipe.yaml"
+    if not copies.exists() or (has_run(folder) and not resume):
+        return
+    is_run = recipe.is_file() and recipe.read_bytes().startswith(b"# Resolved:")
+    if copies.is_symlink() or not (is_run or (folder / "inputs.json").is_file()):
+        raise UsageError(
+            f"{copies} is not from a run, and a run keeps copies of its modules in a folder of that name. Rename it, "
+            f"or choose another folder for the run with {COMMAND[1]}."
+        )
+
+
 def keep(folder: Path) -> list[Path]:
     """Copies the source files that this process has imported from the working folder, and the recipe's models that are
-    not shipped, into `folder`/code. Returns the copies. They replace an earlier attempt's."""
-    # All files are read before the folder is removed: a resumed run may have imported these copies.
+    not shipped, into `folder`/code, which `check_copies` has passed. Returns the copies. They replace an earlier
+    attempt's."""
+    # All files are read before any is removed: a resumed run may have imported these copies.
     copies = {folder / CODE / relative_path: file.read_bytes() for relative_path, file in _user_modules()}
-    shutil.rmtree(folder / CODE, ignore_errors=True)
+    for earlier in (folder / CODE).rglob("*.py"):  # other files there are the user's
+        with suppress(OSError):
+            earlier.unlink()
     for copy, content in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(content)

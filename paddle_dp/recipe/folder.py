@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
@@ -26,13 +27,15 @@ def has_run(folder: Path) -> bool:
     return any((folder / sign).exists() for sign in signs)
 
 
-def claim(folder: Path, resume: str | None, options: OptionNames = COMMAND) -> int | None:
+def claim(
+    folder: Path, resume: str | None, options: OptionNames = COMMAND, recipe: Path | None = None
+) -> int | None:
     """Locks `folder` for a run. If an older run must move aside, returns its inode for `move_aside`, else None.
 
     A new folder is readable by its owner only. With `resume` an older run stays; "newest", "best" and a step need one.
     The lock lasts until `release` or the end of this process. Raises UsageError if there is no run to resume, the
-    folder cannot be made or written, a running job holds it, an older run would move aside with this job's logs in it,
-    and as `check_files` does.
+    folder cannot be made or written, a running job holds it, an older run would move aside with this job's logs, its
+    script or `recipe`, or the working folder in it, and as `check_files` does.
     """
     check_files(folder, options)
     older = has_run(folder)
@@ -47,6 +50,11 @@ def claim(folder: Path, resume: str | None, options: OptionNames = COMMAND) -> i
             f"{folder} has an earlier run, which would move aside, and this job's logs are in it, too. Let it write "
             "its logs elsewhere: launch --output-dir DIR."
         )
+    if older and not resume and (needed := _needed_in(folder, recipe)):
+        raise UsageError(
+            f"{folder} has an earlier run, which would move aside, and {needed} with it. Go on with that run: "
+            f"{options[0]}; or choose another folder with {options[1]}."
+        )
     try:
         _lock(folder, options)
         probe = folder / f".writable-{os.getpid()}"
@@ -57,6 +65,19 @@ def claim(folder: Path, resume: str | None, options: OptionNames = COMMAND) -> i
             f"{folder} cannot be written ({error.strerror}): choose another one with {options[1]}."
         ) from error
     return folder.stat().st_ino if older and not resume else None
+
+
+def _needed_in(folder: Path, recipe: Path | None) -> str:
+    """What this job, or its next attempt, needs of a folder that would be renamed; "" if nothing.
+
+    The run's recipe.yaml is not among it: a new run writes another.
+    """
+    root = folder.resolve()
+    if Path.cwd().is_relative_to(root):
+        return "the working folder"
+    sources = [Path(sys.argv[0]), *filter(None, [recipe])]
+    inside = (path for path in sources if path.resolve().is_relative_to(root))
+    return next((str(path) for path in inside if path.resolve() != root / "recipe.yaml"), "")
 
 
 def check_files(folder: Path, options: OptionNames = COMMAND) -> None:

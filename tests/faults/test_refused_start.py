@@ -71,6 +71,18 @@ def test_a_refused_start_moves_nothing(good: Path, ranks: int, word: str, said: 
 
 
 @pytest.mark.processes
+def test_a_users_own_folder_of_code_is_not_replaced(good: Path) -> None:
+    """A start deleted it, with its .git."""
+    project = good / "project"
+    (project / "code/.git").mkdir(parents=True)
+    (project / "code/tool.py").write_text("mine")
+    before = content(project)
+    status, _, complained = run_in_one_fork(Job(recipe=Path("small.yaml"), output_dir="project"), good)
+    assert status == 2 and "project/code is not from a run" in complained, complained
+    assert content(project) == before and [path.name for path in project.iterdir()] == ["code"]
+
+
+@pytest.mark.processes
 def test_a_refused_resume_leaves_the_recipe_of_the_run(good: Path) -> None:
     before = content(good / "runs/small")
     refused = Job(recipe=Path("small.yaml"), overrides=("optimizer.use=sgd",), resume="newest")

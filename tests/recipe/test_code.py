@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from paddle_dp.errors import RecipeError
+from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.recipe import code, foreign_code, read_recipe
 from tests.house.recipes import small_recipe
 
@@ -96,6 +96,35 @@ def test_without_the_copies_the_missing_file_is_named(elsewhere):
         file.unlink()
     with pytest.raises(RecipeError, match=f"no package or file 'net_of_{name}'"):
         read_recipe(run / "recipe.yaml")
+
+
+@pytest.mark.parametrize("resume", [None, "newest"])
+def test_a_users_folder_of_that_name_is_refused_and_a_runs_is_not(tmp_path, resume):
+    """A start deleted a user's own folder code/, and all that was in it."""
+    tool = tmp_path / "code" / "tool.py"
+    code.check_copies(tmp_path, resume)
+    tool.parent.mkdir()
+    tool.touch()
+    with pytest.raises(UsageError, match=r"code is not from a run.* --output-dir DIR"):
+        code.check_copies(tmp_path, resume)
+    (tmp_path / "checkpoints").mkdir()  # as of a script's run, which keeps no code
+    if resume is None:
+        code.check_copies(tmp_path, resume)  # it moves aside, as it is
+    else:
+        with pytest.raises(UsageError, match="code is not from a run"):
+            code.check_copies(tmp_path, resume)
+    for name, content in (("recipe.yaml", "# Resolved: …\nmodel: …"), ("inputs.json", "{}")):
+        (tmp_path / name).write_text(content)
+        code.check_copies(tmp_path, resume)
+        (tmp_path / name).unlink()
+
+
+def test_only_modules_of_a_runs_copies_are_replaced(elsewhere):
+    run, _, _ = elsewhere
+    (run / "code" / "old.py").touch()
+    (run / "code" / "NOTES.txt").touch()
+    code.keep(run)
+    assert (run / "code" / "NOTES.txt").exists() and not (run / "code" / "old.py").exists()
 
 
 def test_own_models_are_kept_and_found_behind_those_of_the_working_folder(tmp_path, monkeypatch):

@@ -48,6 +48,39 @@ def test_a_folder_in_which_a_job_runs_is_refused_and_not_moved(tmp_path: Path) -
         assert other.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [(".", "the working folder"), ("..", "the working folder"), ("own", "own/train.yaml")],
+)
+def test_a_run_with_what_the_job_needs_in_it_does_not_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, needed: str
+) -> None:
+    """`--out .` ended in a ValueError; the recipe's file moved away, and the next attempt did not find it."""
+    (tmp_path / "work/own").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    folder, recipe = Path(name), Path("own/train.yaml")
+    recipe.touch()
+    assert claim(folder, None, recipe=recipe) is None, "no run yet: nothing would move"
+    (folder / "recipe.yaml").touch()
+    with pytest.raises(UsageError, match=rf"and {needed} with it\. .*: --resume; or .*--output-dir DIR"):
+        claim(folder, None, recipe=recipe)
+    assert claim(folder, "newest", recipe=recipe) is None
+
+
+def test_a_run_with_its_script_in_it_does_not_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "script.py")])
+    with pytest.raises(UsageError, match=r"script\.py with it"):
+        claim(tmp_path, None)
+
+
+def test_a_runs_recipe_starts_another_run_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (recipe := tmp_path / "run/recipe.yaml").touch()
+    older = claim(tmp_path / "run", None, recipe=recipe)
+    assert move_aside(tmp_path / "run", older) == tmp_path / "run.1"
+
+
 @pytest.mark.parametrize("which", ["newest", "best", "120"])
 def test_what_is_looked_for_in_the_folder_needs_a_run_there(tmp_path: Path, which: str) -> None:
     with pytest.raises(
