@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -32,6 +33,10 @@ CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with separate limits
 INTERVAL = 0.5  # seconds between two looks of a single rank's thread
 DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd", "_pydevd_bundle"}
 BEYOND = 5.0  # seconds added to a data worker's time limit, so that its error, which names the sample, is raised first
+
+_WATCHING = re.compile(
+    r"^Current thread .*?(?=^Thread |\Z)", re.MULTILINE | re.DOTALL
+)  # of the watch, in its dump
 
 Beats = Mapping[int, RankStatus | None]
 """The last status of each rank of this node that has not ended; None if it has not begun."""
@@ -235,10 +240,14 @@ def _verb(state: str, ranks: Sequence[int]) -> str:
 
 
 @contextmanager
-def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure], object]) -> Iterator[None]:
-    """Ends a rank that stands still within the context: calls `show` with the failure, and exits with 124.
+def watched_inside(
+    limits: Limits | None, attempt: Path, show: Callable[[Failure], int], ends_process: bool = False
+) -> Iterator[None]:
+    """Ends a rank that stands still within the context: calls `show` with the failure, and exits with its result.
 
-    C code that holds the interpreter stops this thread, too, and is not found. A rank in a debugger may stand still.
+    With `ends_process` the watch goes on after the context, for the phase "done", which the process enters when only
+    its threads and exit handlers are left. C code that holds the interpreter stops this thread, too, and is not found.
+    A rank in a debugger may stand still.
     """
     board = None
     with suppress(OSError):  # not Linux
@@ -255,18 +264,21 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
             if in_debugger(rank):
                 detector = StandstillDetector(limits)
             elif standstill := detector.look({0: board.read(0)}, time.monotonic()):
-                show(_failure(str(standstill), attempt))
-                os._exit(STATUS)
+                os._exit(show(_failure(str(standstill), attempt)))
 
     thread = threading.Thread(target=look, name="standstill", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
-        thread.join()
         heartbeat.detach()
-        board.close()
+        if ends_process:
+            board.give(heartbeat)
+            heartbeat.enter("unwatched")
+        else:
+            over.set()
+            thread.join()
+            board.close()
 
 
 def in_debugger(thread: int) -> bool:
@@ -284,7 +296,7 @@ def _failure(message: str, attempt: Path) -> Failure:
     try:
         with path.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
-        stack = stacks.standing_in(path.read_text(errors="replace"))
+        stack = stacks.standing_in(_WATCHING.sub("", path.read_text(errors="replace")))
         message += f"\nthe innermost call first:\n{stacks.shown(stack)}\nstacks of all threads: {path}"
     except OSError as error:  # a full disk
         message += f"\n(its stacks could not be written to {path}: {error})"

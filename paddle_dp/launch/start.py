@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.launch import attempts, console, logs
+from paddle_dp.launch import attempts, console, logs, stacks
 from paddle_dp.launch.command import Job, LaunchPlan, Limits, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.initial import check_load
@@ -310,6 +310,13 @@ def _alone(plan: LaunchPlan, attempt: Path) -> int:
             if job.ends_process:
                 ignore_end_signals()
 
-    with watched_inside(plan.limits, attempt, show):
+    failure: Failure | None = None
+
+    def show_standstill(standstill: Failure) -> int:
+        return failure.exit_status if failure else show(standstill)  # its failure is on the screen
+
+    if job.ends_process:
+        stacks.offer(attempt, 0)
+    with watched_inside(plan.limits, attempt, show_standstill, job.ends_process):
         failure = guarded(only_rank, attempt)
     return show(failure) if failure else 0

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -289,7 +290,7 @@ from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
 limits = Limits(watch=WatchSettings(start=Duration.parse("1 s"), patience=Duration.parse("1 s")), sample_seconds=0.0)
-with watched_inside(limits, Path(sys.argv[1]), lambda failure: print(failure.message, flush=True)):
+with watched_inside(limits, Path(sys.argv[1]), lambda failure: print(failure.message, flush=True) or 124):
     heartbeat.enter("start")
     breakpoint()
     print("went on", flush=True)
@@ -324,3 +325,53 @@ def test_a_rank_may_stand_at_a_breakpoint_and_nowhere_else(tmp_path) -> None:
         assert rank.poll() is None  # four times its patience
         said, _ = rank.communicate("continue\n", timeout=20)
     assert rank.returncode == 124 and "went on" in said and "no rank has made progress" in said
+
+
+ONLY_RANK = """
+import os, signal, sys, threading
+from dataclasses import replace
+from pathlib import Path
+from paddle_dp.launch import console, recipe_rank, start
+from paddle_dp.launch.command import Job, Limits
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.plan import plan_of
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.recipe.schema import WatchSettings
+from paddle_dp.units import Duration
+
+def work(*_):
+    os.kill(os.getpid(), signal.SIGQUIT)
+    print(Path(sys.argv[1], "stacks.rank-0").read_text())
+    threading.Thread(target=threading.Event().wait).start()
+    if sys.argv[2] == "fails":
+        raise ValueError("a mistake of mine")
+
+def show_end(result, plan):
+    print(result.cause.message, flush=True)
+    return result.cause.exit_status
+
+recipe_rank.work, console.show_end = work, show_end
+limits = Limits(watch=WatchSettings(patience=Duration.parse("1 s")), sample_seconds=0.0)
+plan = replace(plan_of(Job(quiet=True, ends_process=True), Machine(cores=1)), limits=limits)
+status = start._alone(plan, Path(sys.argv[1]))
+heartbeat.enter("done")
+sys.exit(status)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("way", "status", "told"),
+    [("works", 124, "rank 0 is done, and its process has not ended"), ("fails", 1, "a mistake of mine")],
+)
+def test_the_only_rank_ends_and_answers_as_others_do(
+    tmp_path: Path, way: str, status: int, told: str
+) -> None:
+    """A callback's thread kept it for ever, after a failure, too; SIGQUIT ended it."""
+    command = [sys.executable, "-c", ONLY_RANK, str(tmp_path), way]
+    rank = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert rank.returncode == status and told in rank.stdout, rank.stderr
+    assert " in work\n" in rank.stdout, "the stacks"
+    assert ("no rank has made progress" in rank.stdout) == (way == "works"), (
+        "a failure stays the last on the screen"
+    )
