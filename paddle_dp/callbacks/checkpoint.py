@@ -14,7 +14,7 @@ from typing import Any
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import _evaluated_number
 from paddle_dp.checkpoint import BackgroundSave, HostMemory, NotWrittenError
-from paddle_dp.errors import CheckpointError
+from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
@@ -93,6 +93,14 @@ class CheckpointCallback(Callback):
         return self.every is not None and self.every.due_at_epoch(epochs)
 
     def refuse(self, moment: Moment) -> None:
+        settings = [
+            other.config for other in moment.trainer.callbacks if isinstance(other, CheckpointCallback)
+        ]
+        if len(settings) > 1 and any(config.async_ for config in settings):
+            raise UsageError(
+                f"callbacks.checkpoint: {len(settings)} of them save in {self.folder}, where nothing else may be saved "
+                "while async writes. Keep one of them, or leave async out."
+            )
         if self.config.best:
             _evaluated_number.refuse_unknown(self.config.best, self.run, moment, "checkpoint.best")
 

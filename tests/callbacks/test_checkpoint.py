@@ -160,6 +160,19 @@ def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Built
         built(best="acc")
 
 
+def test_two_of_them_are_refused_if_one_writes_in_the_background(
+    run: Run, at: At, trainer: SimpleNamespace
+) -> None:
+    """One removed the unfinished folder that the other one was writing, and the training ended."""
+    settings = [Config(), Config(every=Every.parse("3 steps")), Config(async_=True)]
+    trainer.callbacks = [config.build(run) for config in settings]
+    for callback in trainer.callbacks:
+        with pytest.raises(UsageError, match=r"^callbacks\.checkpoint: 3 of them .*leave async out\.$"):
+            callback.refuse(at("refuse", 0))
+    del trainer.callbacks[-1]
+    trainer.callbacks[0].refuse(at("refuse", 0))
+
+
 def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(
     built: Built, tell: Tell, found: Found, trainer: SimpleNamespace
 ) -> None:
