@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.callbacks import _evaluated_number
+from paddle_dp.callbacks import _evaluated_number, _schedule_state
 from paddle_dp.checkpoint import BackgroundSave, HostMemory, NotWrittenError
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -101,6 +101,7 @@ class CheckpointCallback(Callback):
                 f"callbacks.checkpoint: {len(settings)} of them save in {self.folder}, where nothing else may be saved "
                 "while async writes. Keep one of them, or leave async out."
             )
+        _schedule_state.refuse_unsaved(moment)
         if self.config.best:
             _evaluated_number.refuse_unknown(self.config.best, self.run, moment, "checkpoint.best")
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.callbacks import _schedule_state
 from paddle_dp.checkpoint import NotWrittenError, node_copies
 from paddle_dp.checkpoint.node_copies import Ring
 from paddle_dp.errors import UsageError
@@ -61,6 +62,7 @@ class MemoryCheckpointCallback(Callback):
                 "callbacks.memory_checkpoint serves the restarts of `paddle-dp train RECIPE --restarts N`, which makes "
                 "its folder in memory and removes it: this training was started otherwise. Leave it out."
             )
+        _schedule_state.refuse_unsaved(moment)
         mesh, parent = self.run.mesh, self.folder.parent.parent
         free_here = shutil.disk_usage(self.folder.parent).free
         # A restart meets the job's earlier checkpoints there, which give way.

@@ -54,6 +54,7 @@ def trainer(run: Run) -> SimpleNamespace:
     fake.snapshot = lambda memory=None: Snapshot(
         tensors={"model/w": weights}, state={"progress": {"step": fake.step}}
     )
+    fake.learner = SimpleNamespace(rate=SimpleNamespace(schedule=None))
     fake.callbacks, fake.plateau = [evaluate.Config().build(run)], None
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake

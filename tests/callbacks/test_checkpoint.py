@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paddle_dp import checkpoint as checkpoints
@@ -171,6 +174,24 @@ def test_two_of_them_are_refused_if_one_writes_in_the_background(
             callback.refuse(at("refuse", 0))
     del trainer.callbacks[-1]
     trainer.callbacks[0].refuse(at("refuse", 0))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (deque([0.1]), r"^schedule\.recent is a deque.* Let its state_dict\(\) have numbers, strings"),
+        (np.zeros(2), r"^schedule\.recent is a ndarray"),
+        ({0: 0.1}, r"^schedule\.recent has the key 0"),
+        ({"a": (1, np.float64(0.1), float("inf"))}, ""),
+    ],
+)
+def test_a_schedule_that_no_checkpoint_could_hold_is_refused_before_the_training(
+    built: Built, trainer: SimpleNamespace, value: Any, told: str
+) -> None:
+    """The training ended at its first checkpoint, without one."""
+    trainer.learner.rate.schedule = SimpleNamespace(state_dict=lambda: {"last_epoch": 0, "recent": value})
+    with pytest.raises(UsageError, match=told) if told else nullcontext():
+        built()
 
 
 def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(

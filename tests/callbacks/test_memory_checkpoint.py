@@ -165,7 +165,7 @@ def sized(run: Run, trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -
         tensor = {"shape": [4], "element_size": lambda: 4, "stop_gradient": False}
         buffer = {**tensor, "shape": [2], "stop_gradient": True}
         shards = [(name, SimpleNamespace(**each), None) for name, each in (("w", tensor), ("b", buffer))]
-        trainer.learner = SimpleNamespace(placed=SimpleNamespace(shards=lambda: iter(shards)))
+        trainer.learner.placed = SimpleNamespace(shards=lambda: iter(shards))
         precision = SimpleNamespace(precision=SimpleNamespace(level=level))
         config = SimpleNamespace(**({"states": 0} if optimizer is None else optimizer))
         recipe: Any = SimpleNamespace(optimizer=SimpleNamespace(config=config), ema=ema, train=precision)
@@ -190,6 +190,13 @@ def test_it_is_refused_where_there_is_no_room_for_two(
     sized(2 * size, None, optimizer, ema, level).refuse(at("refuse", 0))
     with pytest.raises(UsageError, match=rf"keeps 2 checkpoints of about {size} bytes each in .* are free"):
         sized(2 * size - 1, None, optimizer, ema, level).refuse(at("refuse", 0))
+
+
+def test_a_schedule_that_it_could_not_save_is_refused(at: At, folder: Path, sized: Any, trainer: Any) -> None:
+    callback = sized(2 * 24)
+    trainer.learner.rate.schedule = SimpleNamespace(state_dict=lambda: {"rates": {0.1}})
+    with pytest.raises(UsageError, match=r"^schedule\.rates is a set"):
+        callback.refuse(at("refuse", 0))
 
 
 def test_earlier_checkpoints_of_the_job_are_room_for_a_restart(at: At, folder: Path, sized: Any) -> None:
