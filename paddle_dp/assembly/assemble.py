@@ -38,6 +38,7 @@ from paddle_dp.mesh.environment import MEMORY
 from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Load, LoaderSettings, write_recipe
+from paddle_dp.text import plural
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import progress_of
@@ -180,8 +181,17 @@ class TrainerBuilder:
 
     @property
     def total_steps(self) -> int:
-        """The number of updates of the whole training; 0 if only `fit` will get a length."""
-        return self.train_loader.sampler.updates(self.setup.length) if self.setup.length else 0
+        """The number of updates of the whole training; 0 if only `fit` will get a length. Raises UsageError for a part
+        of an epoch that is less than half an update."""
+        length, sampler = self.setup.length, self.train_loader.sampler
+        steps = sampler.updates(length) if length else 0
+        if length and not steps:
+            key = "Trainer.of.length" if self.setup.is_script else "train.length"
+            raise UsageError(
+                f"{key}: '{length}' is no training: an epoch has {plural(sampler.batches, 'update')}, and this is less "
+                "than half of one. Give a longer one, or steps."
+            )
+        return steps
 
     def learner(self) -> Learner:
         """The placed task, to load a checkpoint into: only an adapter's base weights are loaded. Afterwards ranks draw

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from annotated_types import Le
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -153,7 +154,7 @@ class Train:
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""
 
-    seed: Count = 0
+    seed: Annotated[Count, Le(2**64 - 1)] = 0  # paddle.seed takes no larger one
     """Seed of weights, order of samples, augmentation and dropout."""
 
     drop_last: bool = False

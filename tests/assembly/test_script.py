@@ -105,6 +105,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "single"}, "strategy single runs on one rank"),
     ({"train": Points(0)}, "dataset: the train split is empty: its len() is 0."),
     ({"test": Points(0)}, "the test split is empty: its len() is 0. To hold nothing out, let it be None."),
+    ({"length": "0.01 epochs"}, "Trainer.of.length: '0.01 epochs' is no training: an epoch has 7 updates"),
     ({"micro_batches": 17}, "a batch of 16 cannot be cut into 17"),
 ]
 

@@ -57,6 +57,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "strategy={use: hybrid, tensor: 3}", "tensor"),
         (1, "dataset={use: nothing.Nothing}", "the train split is empty"),
         (1, "callbacks.3={use: early_stop, watch: val_loss}", "watch: evaluations of this model have no number"),
+        (1, "train.length=0.001 epochs", "train.length: '0.001 epochs' is no training"),
         (1, "train.bacth=3", "has no setting 'bacth'"),
     ],
 )  # fmt: skip
