@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part.shelf import CODE, PACKAGE, copied_code, folders, module_file, shipped
 from paddle_dp.recipe.folder import COMMAND, has_run
 
+LISTED = ".copies"  # in the folder of the copies: their names
 OURPACKAGES = ("paddle_dp", "paddle")
 
 
@@ -94,16 +94,20 @@ def check_copies(folder: Path, resume: str | None) -> None:
 def keep(folder: Path) -> list[Path]:
     """Copies the source files that this process has imported from the working folder, and the recipe's models that are
     not shipped, into `folder`/code, which `check_copies` has passed. Returns the copies. They replace an earlier
-    attempt's."""
+    attempt's; other files there are the user's."""
     # All files are read before any is removed: a resumed run may have imported these copies.
-    copies = {folder / CODE / relative_path: file.read_bytes() for relative_path, file in _user_modules()}
-    for earlier in (folder / CODE).rglob("*.py"):  # other files there are the user's
-        with suppress(OSError):
-            earlier.unlink()
-    for copy, content in copies.items():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(content)
-    return sorted(copies)
+    copies = {relative_path.as_posix(): file.read_bytes() for relative_path, file in _user_modules()}
+    root, listed = folder / CODE, folder / CODE / LISTED
+    earlier = listed.read_text("utf-8").splitlines() if listed.is_file() else []
+    for file in root.rglob("*.py"):
+        if file.relative_to(root).as_posix() in earlier:
+            file.unlink()
+    for name, content in copies.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    if copies or earlier:
+        listed.write_text("".join(f"{name}\n" for name in sorted(copies)), "utf-8")
+    return sorted(root / name for name in copies)
 
 
 def changed(recipe: Path) -> list[tuple[Path, Path]]:

@@ -119,12 +119,15 @@ def test_a_users_folder_of_that_name_is_refused_and_a_runs_is_not(tmp_path, resu
         (tmp_path / name).unlink()
 
 
-def test_only_modules_of_a_runs_copies_are_replaced(elsewhere):
-    run, _, _ = elsewhere
-    (run / "code" / "old.py").touch()
-    (run / "code" / "NOTES.txt").touch()
-    code.keep(run)
-    assert (run / "code" / "NOTES.txt").exists() and not (run / "code" / "old.py").exists()
+def test_only_the_copies_of_an_earlier_attempt_are_replaced(elsewhere):
+    """A resume removes a copy that is not imported any more, and no file of the user's."""
+    run, kept, name = elsewhere
+    (run / "code" / "tool.py").write_text("mine")
+    read_recipe(run / "recipe.yaml").model.build()
+    assert code.keep(run) == kept
+    forget(name)
+    assert not {*kept} & {*code.keep(run)} and (run / "code" / "tool.py").read_text() == "mine"
+    assert not any(file.exists() for file in kept if name in file.name)
 
 
 def test_own_models_are_kept_and_found_behind_those_of_the_working_folder(tmp_path, monkeypatch):
