@@ -16,8 +16,8 @@ import numpy as np
 
 from paddle_dp.batch import leaves, mapped
 from paddle_dp.callbacks._pictures import picture, png
+from paddle_dp.checkpoint.rng import restoring_rng_state
 from paddle_dp.data import Loader
-from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, name, read_seeded
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.stream import Stream
@@ -83,13 +83,11 @@ def _unchanged(learner: Any) -> Iterator[None]:
     import paddle
 
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
-    states = paddle.get_rng_state()
     learner.model.eval()
     try:
-        with restoring_globals(), learner.weights.forward_only(), paddle.no_grad(), learner.mixed.context():
+        with restoring_rng_state(), learner.weights.forward_only(), paddle.no_grad(), learner.mixed.context():
             yield
     finally:
-        paddle.set_rng_state(states)
         for layer, training in modes:
             layer.training = training
 

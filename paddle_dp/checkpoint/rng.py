@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,16 @@ def load_rng_state(state: dict[str, Any]) -> None:
     np.random.set_state(("MT19937", keys, values["position"], values["has_gauss"], values["gauss"]))
     version, keys_hex, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(bytes.fromhex(keys_hex), "<u4").tolist()), gauss))
+
+
+@contextmanager
+def restoring_rng_state() -> Iterator[None]:
+    """Restores all of these generators on exit, so that what was drawn within changes no later number."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        load_rng_state(state)
 
 
 def _tracker() -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.checkpoint.rng import restoring_rng_state
 from paddle_dp.core.loss import Loss
 from paddle_dp.core.metric import Collected, Metric
 from paddle_dp.data import Loader
@@ -80,6 +81,8 @@ def predictions(loss: Loss, outputs: Any, targets: Any, most: float = MOST_CLASS
     return (loss.predictions(outputs) if 1 < classes <= most else None), classes
 
 
+# A resumed run makes other evaluations between two updates than the undisturbed one: none may change what these draw.
+@restoring_rng_state()
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
@@ -123,6 +126,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     )  # fmt: skip
 
 
+@restoring_rng_state()
 def names_of_numbers(
     learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()
 ) -> set[str]:

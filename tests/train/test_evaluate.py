@@ -1,5 +1,7 @@
 """Every held-out sample once, on any number of ranks, and the numbers are scikit-learn's."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -277,3 +279,30 @@ def test_a_loss_is_evaluated_in_the_precision_of_training(tmp_path):
         callbacks=[Numbers(), {"use": "evaluate", "every": "1 step"}],
     ).fit("1 step")  # fmt: skip
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
+
+
+def drawing_weights(folder, callbacks):
+    """The weights after four updates of a model that draws from all generators in its forwards, as a VAE does."""
+    import paddle
+
+    from paddle_dp import Trainer
+
+    class Noisy(paddle.nn.Linear):
+        def forward(self, x):
+            noise = paddle.randn(x.shape) + random.random() + float(np.random.standard_normal())
+            return super().forward(x + noise)
+
+    for seed in (paddle.seed, random.seed, np.random.seed):
+        seed(0)
+    model = Noisy(4, CLASSES)
+    Trainer.of(
+        model=model, train=Points(), test=Points(), loss="cross_entropy", batch=8, optimizer="sgd", folder=folder,
+        callbacks=callbacks,
+    ).fit("4 steps")  # fmt: skip
+    return model.weight.numpy().tolist()
+
+
+def test_an_evaluation_changes_no_random_number_of_the_training(tmp_path):
+    """A resumed run, which evaluates less (the step's checkpoint may precede it) and more, learned other weights."""
+    often = [{"use": "evaluate", "every": "1 step"}, {"use": "early_stop", "watch": "acc1", "patience": 9}]
+    assert drawing_weights(tmp_path / "often", often) == drawing_weights(tmp_path / "never", [])
