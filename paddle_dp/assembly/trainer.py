@@ -147,9 +147,11 @@ class Trainer(TrainingState):
                 yield callback
                 ended.append(callback)
 
-        # The last evaluation and checkpoint may fail: success is reported after them.
+        # A signal may end an evaluation, and it may fail: the last updates are saved before.
+        # Both may fail: success is reported after them.
+        in_order = sorted(self.callbacks, key=lambda callback: callback.evaluates)
         for reads in (False, True):
-            self.call(self.moment("end"), noted(c for c in self.callbacks if c.reads is reads))
+            self.call(self.moment("end"), noted(c for c in in_order if c.reads is reads))
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""

@@ -34,6 +34,7 @@ class Evaluate(Callback):
     """
 
     reads = False
+    evaluates = True
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every

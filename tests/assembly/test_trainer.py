@@ -10,6 +10,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp import checkpoint
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer, schedule_line
 from paddle_dp.data import Loader
@@ -23,6 +24,7 @@ from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every, Recompute
 from tests.house.datasets import Samples
 from tests.house.learners import task_of
+from tests.house.runs import events
 
 
 class Points(Samples):
@@ -331,3 +333,29 @@ def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
     cosine = read_part("schedules", {"use": "cosine", "learning_rate": 0.1})
     for quiet in (None, 0.1, cosine.build(steps=120, steps_per_epoch=24, batch=8)):
         assert schedule_line(quiet, 120, 24) == ""
+
+
+def test_the_last_updates_are_saved_before_the_last_evaluation(tmp_path):
+    """A signal in it, or its error, lost the updates since the last checkpoint; the resumed run makes up for it."""
+
+    class Broken(Callback):
+        reads = False
+
+        def evaluated(self, moment, evaluation):
+            raise RuntimeError("in the evaluation")
+
+    def fit(*more, resume=False):
+        paddle.seed(0)
+        return Trainer.of(
+            model=nn.Linear(3, 2), loss="cross_entropy", train=Points(), test=Points(), batch=4, optimizer="sgd",
+            callbacks=[*more, "metrics", "evaluate", {"use": "checkpoint", "every": None, "best": "loss"}],
+            folder=tmp_path, resume=resume,
+        ).fit("2 steps")  # fmt: skip
+
+    with pytest.raises(RuntimeError, match="in the evaluation"):
+        fit(Broken())
+    folder = tmp_path / "checkpoints"
+    assert checkpoint.newest(folder).name == "step-00000002" and checkpoint.best(folder) is None
+    fit(resume=True)
+    assert checkpoint.best(folder).name == "step-00000002"
+    assert [row["step"] for row in events(tmp_path, "evaluated")] == [2]
