@@ -43,18 +43,24 @@ class EarlyStop(Callback):
         saved = self._read() if self.run.mesh.is_main else []
         history = self.run.mesh.gather(saved)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]
+        if self.history:
+            self._write(self.run.evaluation_samples)  # it may be of another folder
+            self._stop(moment, "; a higher callbacks.early_stop.patience trains on")
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         step = moment.progress.step
         value = _evaluated_number.read(self.config.watch, evaluation, "early_stop.watch")
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
-        if self.run.mesh.is_main:
-            content = {"watch": self.config.watch, "history": self.history, "held_out": evaluation.samples}
-            self._files.write(self.path, json.dumps(content).encode())
-        best, waited = self._waited()
-        if waited >= self.config.patience and step < moment.trainer.total_steps:
+        self._write(evaluation.samples)
+        self._stop(moment)
+
+    def _stop(self, moment: Moment, remedy: str = "") -> None:
+        """Stops the training if its patience is over; `remedy`: how a resumed one can train on."""
+        best, waited, trainer = *self._waited(), moment.trainer
+        is_over = trainer.early_end or moment.progress.step >= trainer.total_steps
+        if waited >= self.config.patience and not is_over:
             reason = f"{self.config.watch} did not improve in {waited} evaluations"
-            moment.trainer.stop(f"{reason}; the best was {best[1]:.6g} at step {best[0]:g}")
+            trainer.stop(f"{reason}; the best was {best[1]:.6g} at step {best[0]:g}{remedy}")
 
     def _waited(self) -> tuple[list[float], int]:
         """The best evaluation so far, [step, value], and the number of evaluations since."""
@@ -66,9 +72,18 @@ class EarlyStop(Callback):
                 waited += 1
         return best, waited
 
+    def _write(self, samples: int) -> None:
+        if self.run.mesh.is_main:
+            content = {"watch": self.config.watch, "history": self.history, "held_out": samples}
+            self._files.write(self.path, json.dumps(content).encode())
+
     def _read(self) -> list[list[float]]:
+        """The history in the run's folder, or else in that of the run whose checkpoint is resumed."""
+        path, resumed = self.path, self.run.resumed
+        if resumed is not None and not path.exists():
+            path = resumed.folder.parent.parent / path.name
         try:
-            content = json.loads(self.path.read_bytes())
+            content = json.loads(path.read_bytes())
             samples = self.run.evaluation_samples
             same = content["watch"] == self.config.watch and content.get("held_out", samples) == samples
             return [[int(step), float(value)] for step, value in content["history"]] if same else []

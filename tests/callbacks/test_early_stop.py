@@ -63,6 +63,31 @@ def test_a_resume_remembers_what_it_waited_and_forgets_its_future(feed: Feed) ->
     assert not feed([2, 2], begin=0, patience=3)  # a new beginning
 
 
+def test_a_resume_of_a_training_that_is_over_ends_at_once(
+    feed: Feed, run: Run, at: At, trainer: SimpleNamespace
+) -> None:
+    """It trained on until the next evaluation, to other last weights, and maybe beyond."""
+    assert feed([3, 2, 2, 2.5], patience=2)
+    for patience, count in ((2, 1), (3, 0)):
+        trainer.asked.clear()
+        Config(patience=patience).build(run).start(at("start", 4))
+        assert len(trainer.asked) == count, patience
+        assert all(
+            reason.endswith("a higher callbacks.early_stop.patience trains on") for reason in trainer.asked
+        )
+
+
+def test_a_resume_in_another_folder_goes_on_with_the_history(
+    feed: Feed, run: Run, at: At, trainer: SimpleNamespace
+) -> None:
+    feed([3, 2, 2, 1], patience=3)
+    for old, new in (("run", "new"), ("new", "newer")):  # the second resumes before its first evaluation
+        resumed: Any = SimpleNamespace(folder=run.folder.parent / old / "checkpoints/step-00000003")
+        other = dataclasses.replace(run, folder=run.folder.parent / new, resumed=resumed)
+        Config(patience=3).build(other).start(at("start", 3))
+    assert feed([2, 2], begin=3, run=other, patience=3)
+
+
 def test_another_number_has_another_history(feed: Feed) -> None:
     feed([3, 3, 3], patience=9)
     assert not feed([0.5], begin=3, watch="acc1", patience=2)
