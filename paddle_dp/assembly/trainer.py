@@ -121,6 +121,9 @@ class Trainer(TrainingState):
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)
+            if self.run.resumed is not None and self.progress.step:
+                # A kill may have ended the evaluation that followed the checkpoint: best and early_stop count it.
+                self.call(self.moment("step"), self.callbacks.evaluations_at(self.progress))
             if synchronous:
                 self.measurements.plan(self.progress.step, self.total_steps)
             self.drive(requests)

@@ -174,7 +174,8 @@ class Callback:
     `paddle-dp check`, which tries a recipe on one process, does so without it. A part with a Config says so there.
 
     `evaluates`: whether `end` evaluates: of the callbacks that do not read it is then called last, so that the last
-    updates are saved before, whatever the evaluation comes to.
+    updates are saved before, whatever the evaluation comes to. After a resume `step` is called at once if it or `epoch`
+    was due there, as a kill may have ended the evaluation after the checkpoint.
 
     At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not
     count as training); at an epoch and at the end, after them. Of the readers, and of the others, a step calls the last
