@@ -9,13 +9,10 @@ from typing import Any
 
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.optimizer import Rate
-from paddle_dp.data.stream import has_method
-from paddle_dp.identity.walk import Attributes, Walker, objects_within
+from paddle_dp.identity.walk import Attributes, Walker
 from paddle_dp.learner import Learner
 from paddle_dp.learner.learner_checks import gathered_names
 from paddle_dp.text import and_more
-
-_EPOCH_METHODS = ("at_epoch", "epoch_order", "set_epoch")
 
 
 class Unsaved:
@@ -23,29 +20,19 @@ class Unsaved:
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
-        self._watched = Attributes({})
+        self._callbacks = Attributes({})
         self._sets_rate = False  # whether each start sets the learning rate, a resumed run's as well
 
-    def watch(self, callbacks: Iterable[Any], dataset: Any, rate: Rate) -> None:
-        """Looks at the numbers and texts of users' callbacks from now on, at the learning rate, and at the training
-        data, which callbacks may change. A data set that the loader tells the epoch changes by that, and its private
-        attributes by being read."""
+    def watch(self, callbacks: Iterable[Any], rate: Rate) -> None:
+        """Looks at the numbers and texts of users' callbacks from now on, and at the learning rate."""
         self._sets_rate = rate.replaced is not None
         walker = Walker(only_plain=True)
-        parts = [
-            each for each in objects_within(dataset) if not any(has_method(each, m) for m in _EPOCH_METHODS)
-        ]
-        named = [("callback", each) for each in callbacks] + [("data set", each) for each in parts]
-        labels = walker.by_label((f"{kind} {type(each).__name__}", each) for kind, each in named)
-        self._watched = Attributes(labels, walker)
+        self._callbacks = Attributes(walker.by_label((type(c).__name__, c) for c in callbacks), walker)
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
-        schedule, one for callbacks, one for the data set, and one for a learning rate that is not the schedule's.
-        Collective."""
-        states = self._new("", gathered_names(self._watched.changed(), learner.placed.mesh))
-        callbacks = [name for name in states if name.startswith("callback")]
-        datasets = [name for name in states if name.startswith("data set") and "._" not in name]
+        schedule, one for callbacks, and one for a learning rate that is not the schedule's. Collective."""
+        states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
         attributes = self._new("attribute", learner.unsaved.attributes())
@@ -77,15 +64,9 @@ class Unsaved:
                 "run starts with its first value. If later batches read it, keep it in a buffer of the model "
                 "(register_buffer); of a schedule, name it in state_keys."
             )
-        if datasets:
+        if states:
             _print(
-                f"{datasets[0]}{and_more(datasets)}: changed in training, and not in the checkpoint, so a resumed run "
-                "starts with its first value. If samples depend on it, let it follow from moment.progress, and set it "
-                "in the callback's `start`, too."
-            )
-        if callbacks:
-            _print(
-                f"{callbacks[0]}{and_more(callbacks)}: changed in training, and not in the checkpoint, so a resumed "
+                f"callback {states[0]}{and_more(states)}: changed in training, and not in the checkpoint, so a resumed "
                 "run starts with its first value. If it decides when to stop, or a rate, let it follow from "
                 "moment.progress, or save it at each checkpoint (`saved`), and read it at the start."
             )
