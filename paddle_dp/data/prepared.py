@@ -27,21 +27,25 @@ _FORWARDED = ("classes", "file_of", "first_samples", "name_of")
 
 
 class Transformed:
-    """`dataset` with `do` applied to each sample; it keeps the names and the order of its samples, and its epochs."""
+    """`dataset` with `do` applied to each sample; it keeps the names and the order of its samples."""
 
     def __init__(self, dataset: Any, do: Callable[[Any], Any]):
         self.dataset, self.do = dataset, do
         vars(self).update({name: getattr(dataset, name) for name in _FORWARDED if hasattr(dataset, name)})
         if is_ordered(dataset):
             self.epoch_order = dataset.epoch_order
-        if has_method(dataset, "at_epoch"):
-            self.at_epoch = lambda seed, epoch: Transformed(dataset.at_epoch(seed, epoch), do)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         return self.do(self.dataset[index])
+
+    def at_epoch(self, seed: int, epoch: int) -> Any:
+        """The data set of this epoch, transformed likewise."""
+        if not has_method(self.dataset, "at_epoch"):
+            return self
+        return type(self)(self.dataset.at_epoch(seed, epoch), self.do)
 
 
 def each(dataset: Any, do: Callable[[Any], Any]) -> Any:

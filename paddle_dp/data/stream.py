@@ -37,13 +37,6 @@ def has_method(source: Any, method: str) -> bool:
     return is_direct and callable(getattr(source, method, None))
 
 
-def is_of_epoch(dataset: Any) -> bool:
-    """Whether a data set, or a Stream, is told the epoch, and may have other samples in each."""
-    if isinstance(dataset, Stream):
-        return isinstance(dataset.source, OfEpoch)
-    return has_method(dataset, "at_epoch")
-
-
 class Once:
     """An iterator that can be read only once. Samples read before `begin` are kept and yielded again."""
 

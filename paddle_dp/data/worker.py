@@ -224,18 +224,22 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
 
 
 def _reopen_files() -> None:
-    """Opens the regular files that this fork may read once more, under their descriptors and at their positions.
+    """Opens the files that are read, and temporary ones, once more, under their descriptors and at their positions.
 
     A fork shares the position in each file with its parent: of two processes that seek and read, one would read at the
-    other's position. Files that are only written stay shared, so that no process writes over another's lines, and so do
-    those that the system does not open again.
+    other's position. Other files that are written stay shared, so that no process writes over another's lines, and so
+    do those that the system does not open again.
     """
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         descriptor = int(name)
         with contextlib.suppress(OSError):
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            if descriptor in (1, 2) or not is_file or flags & os.O_ACCMODE == os.O_WRONLY:
+            access, status = flags & os.O_ACCMODE, os.fstat(descriptor)
+            is_safe = (
+                bool(flags & os.O_APPEND) or not status.st_nlink
+            )  # no other process loses what is written
+            is_read = access == os.O_RDONLY or (access == os.O_RDWR and is_safe)
+            if descriptor in (1, 2) or not (stat.S_ISREG(status.st_mode) and is_read):
                 continue
             position = os.lseek(descriptor, 0, os.SEEK_CUR)
             reopened = os.open(f"/proc/self/fd/{descriptor}", flags)

@@ -2,8 +2,7 @@
 
 The workers of a loader share a buffer of `prefetch` + 1 slots and fill each slot together, every worker some of its
 rows. They are forked at the first read and live across epochs. A read that fails or is abandoned ends them, and so does
-an attribute of the data set that the training process has changed since, or another epoch of a data set that is told
-it: the next read forks new ones.
+an attribute of the data set that the training process has changed since: the next read forks new ones.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from paddle_dp.data.sample import (
 )
 from paddle_dp.data.sampler import Indices, Sampler, cut
 from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer
-from paddle_dp.data.stream import is_of_epoch
 from paddle_dp.data.worker import (
     Answer,
     Progress,
@@ -59,7 +57,7 @@ class Pooled(BatchSource):
         self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: Pool | None = None
-        self._forked: Any = None  # the data set's attributes and epoch when the pool was forked
+        self._forked: Any = None  # the data set's attributes when the pool was forked
         self._ended_busy = 0.0  # CPU seconds of earlier pools
 
     def _prefetched(
@@ -67,9 +65,7 @@ class Pooled(BatchSource):
     ) -> Iterator[tuple[Job, Pair]]:
         """Yields each job with its arrays, while the pool reads for the next ones; `start` makes a pool if none is
         idle."""
-        # Workers have the attributes of their fork, which a callback may have changed, and slots for samples of its
-        # epoch: another may have larger images.
-        now = attributes(self.dataset), epoch if is_of_epoch(self.dataset) else None
+        now = attributes(self.dataset)  # a callback may have changed them; workers have those of their fork
         if self._pool is None or self._pool.busy or self._pool.ended or now != self._forked:
             self.close()
             self._pool, self._forked = start(), now
@@ -103,19 +99,37 @@ class Pooled(BatchSource):
 
 def attributes(dataset: Dataset) -> list[Any]:
     """The attributes of a data set and of the objects within it, for a comparison: numbers and texts, also in short
-    lists, as they are, anything else by its identity."""
-    from paddle_dp.identity.walk import attributes_of, objects_within, short_list  # it imports Paddle
+    lists, by value, anything else by its identity."""
+    from paddle_dp.identity.walk import objects_within, readable_attributes, short_list  # it imports Paddle
 
     def value(thing: Any) -> Any:
-        return thing if isinstance(thing, (int, float, str)) else id(thing)
-
-    def values(thing: Any) -> Any:
-        return [*map(value, short_list(thing))] or value(thing)
+        is_plain = issubclass(
+            type(thing), (int, float, str, np.generic)
+        )  # a dead proxy is an instance of nothing
+        return (type(thing), str(thing)) if is_plain else _Same(thing)
 
     return [
-        (id(thing), {name: values(inner) for name, inner in attributes_of(thing).items()})
-        for thing in objects_within(dataset)
+        (
+            _Same(each),
+            {
+                name: [*map(value, short_list(inner) or [inner])]
+                for name, inner in readable_attributes(each).items()
+            },
+        )
+        for each in objects_within(dataset)
     ]
+
+
+class _Same:
+    """Equals only what holds the same object. It keeps that: another one could get its address."""
+
+    def __init__(self, thing: Any):
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Prefetched(Pooled):

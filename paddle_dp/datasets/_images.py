@@ -259,7 +259,7 @@ def _check_pixels(pixels: Array) -> None:
     fractions."""
     low, high = pixels.min(), pixels.max()
     is_fraction = pixels.dtype.kind == "f" and 0 < high <= 1
-    if is_fraction or not 0 <= low <= high <= 255:  # NaN is refused, too
+    if is_fraction or not -1 < low <= high < 256:  # resampling rounds; NaN is refused, too
         raise ValueError(
             f"its pixels lie between {low:g} and {high:g}, and 8 bits hold 0 to 255, so it would become white or "
             "black. Write it with 8 bits, scaled as is meant"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -74,15 +74,14 @@ def files_of(root: Path, pattern: str, setting: str, example: str) -> list[Path]
     return files
 
 
-def refuse_test_files(files: Iterable[Path], root: Path, train: str, test: str) -> None:
-    """Raises MissingDataError for a file to train on that the pattern `test` has, too, unless that is `train`: then
-    it is meant."""
+def refuse_test_files(files: Sequence[Path], root: Path, test: str) -> None:
+    """Raises MissingDataError for a file to train on that the pattern `test` has, too, unless it has just all of them:
+    then it is meant."""
     held_out: list[Path] = []
-    if train == test:
-        return
-    with suppress(MissingDataError):  # only the test split needs its files
+    with suppress(MissingDataError, ValueError, IndexError):  # only the test split needs its files
         held_out = files_of(root, test, "test", "")
-    refuse_learned(held_out, files, "train", "by another pattern")
+    if {file.resolve() for file in held_out} != {file.resolve() for file in files}:
+        refuse_learned(held_out, files, "train", "by another pattern")
 
 
 def refuse_learned(held_out: Iterable[Path], learned: Iterable[Path], setting: str, remedy: str) -> None:

@@ -99,7 +99,9 @@ class Config(Views):
 def _refuse_learned(held_out: list[str], learned: list[str], test: Path, train: Path) -> None:
     """Raises DataError for images that two lists name, of which it compares the names alone. One list in both settings
     is meant."""
-    if train != test and (both := {*map(normpath, held_out)}.intersection(map(normpath, learned))):
+    if train.resolve() != test.resolve() and (
+        both := {*map(normpath, held_out)}.intersection(map(normpath, learned))
+    ):
         raise DataError(
             f"{test} lists {min(both)}{and_more(both)}, and so does {train}: what is learned scores too well. Leave it "
             "out of one list"

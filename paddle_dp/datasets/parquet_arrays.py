@@ -63,7 +63,7 @@ class Config:
         pattern, setting = (self.train, "train") if checked_split(split) == "train" else (self.test, "test")
         files = files_of(root, pattern, setting, "data-*.parquet")
         if setting == "train":
-            refuse_test_files(files, root, self.train, self.test)
+            refuse_test_files(files, root, self.test)
         settings = {**dict.fromkeys(self.inputs, "inputs"), self.target: "target"}
         arrays = [*((column, self.dtype) for column in self.inputs), (self.target, None)]
         index = group_index(files, settings, self.cache, arrays)

@@ -56,7 +56,7 @@ class Config(Views):
         root = existing_path(self.path, "the folder that holds the Parquet files")
         files = files_of(root, self.train, "train", "data-*.parquet")
         if split == "train":
-            refuse_test_files(files, root, self.train, self.test)
+            refuse_test_files(files, root, self.test)
         labels = learned = self._labels(files)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "validation-*.parquet")

@@ -48,7 +48,7 @@ class Config(Views):
         root = existing_path(self.path, "the folder that holds the tar files")
         files = files_of(root, self.train, "train", "data-*.tar")
         if split == "train":
-            refuse_test_files(files, root, self.train, self.test)
+            refuse_test_files(files, root, self.test)
         index = learned = shard_index(files, self.image, self.label, self.cache)
         if checked_split(split) == "test":
             files = files_of(root, self.test, "test", "data-*.tar")

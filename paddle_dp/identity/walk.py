@@ -192,7 +192,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     if isinstance(thing, nn.Layer):
         return {n: v for n, v in attributes.items() if n not in _layer_attributes() and n[:2] != "__"}
     hidden = "_" if is_library(type(thing).__module__) else "__"
-    return {name: value for name, value in attributes.items() if not name.startswith(hidden)}
+    return {n: value for n, value in attributes.items() if isinstance(n, str) and not n.startswith(hidden)}
 
 
 def objects_within(thing: Any) -> list[Any]:
@@ -201,22 +201,35 @@ def objects_within(thing: Any) -> list[Any]:
     objects: dict[int, Any] = {}
     values = [thing]
     for _ in range(_DEPTH + 1):
-        level = [value for value in values if id(value) not in objects and _has_attributes(value)]
-        objects |= {id(value): value for value in level}
-        attributes = [value for each in level for value in attributes_of(each).values()]
+        level = {id(value): value for value in values if id(value) not in objects and _has_attributes(value)}
+        objects |= level
+        attributes = [value for each in level.values() for value in readable_attributes(each).values()]
         values = [inner for value in attributes for inner in (short_list(value) or [value])]
     return [*objects.values()]
 
 
+def readable_attributes(thing: Any) -> dict[str, Any]:
+    """`attributes_of`; {} for an object that raises where its attributes are read, such as a closed one or a dead
+    proxy."""
+    try:
+        return attributes_of(thing)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything there
+        return {}
+
+
 def short_list(value: Any) -> list[Any]:
     """The entries of a short list or tuple, or of a short dict; [] of anything else."""
-    is_short = isinstance(value, (list, tuple, dict)) and len(value) <= _SHORT
-    return [*(value.values() if isinstance(value, dict) else value)] if is_short else []
+    if type(value) not in (list, tuple, dict) or len(value) > _SHORT:  # by type: a proxy may be dead
+        return []
+    return [*(value.values() if isinstance(value, dict) else value)]
 
 
 def _has_attributes(value: Any) -> bool:
-    is_code = isinstance(value, (FunctionType, MethodType, ModuleType))
-    return not is_code and isinstance(getattr(value, "__dict__", None), dict)
+    try:
+        is_code = isinstance(value, (FunctionType, MethodType, ModuleType))
+        return not is_code and isinstance(getattr(value, "__dict__", None), dict)
+    except Exception:  # noqa: BLE001 - a dead proxy
+        return False
 
 
 _DEFAULTS = (
