@@ -121,16 +121,13 @@ class Trainer(TrainingState):
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)
-            if self.run.resumed is not None and self.progress.step:
-                # A kill may have ended the evaluation that followed the checkpoint: best and early_stop count it.
-                self.call(self.moment("step"), self.callbacks.evaluations_at(self.progress))
             if synchronous:
                 self.measurements.plan(self.progress.step, self.total_steps)
             self.drive(requests)
             if self.interrupted:
                 self._interrupt(self.interrupted)
         heartbeat.enter("end", "the last checks")
-        if self.early_end and self.learner.async_rank is None and self.progress.step < self.total_steps:
+        if self.early_end and self.progress.step < self.total_steps:
             # A rank that alone has called it would answer the others' next exchange.
             self.mesh.wait("trainer.stop on every rank")
         self.learner.weights.finalize()
@@ -150,9 +147,16 @@ class Trainer(TrainingState):
                 yield callback
                 ended.append(callback)
 
-        # A signal may end an evaluation, and it may fail: the last updates are saved before.
+        # A signal may end an evaluation, and it may fail: the last updates are saved right before the first one.
         # Both may fail: success is reported after them.
-        in_order = sorted(self.callbacks, key=lambda callback: callback.evaluates)
+        in_order = [*self.callbacks]
+        evaluations = [
+            number for number, callback in enumerate(in_order) if callback.evaluates_at_end is True
+        ]
+        for first in evaluations[:1]:
+            in_order[first:] = sorted(
+                in_order[first:], key=lambda callback: callback.saves_at_end is not True
+            )
         for reads in (False, True):
             self.call(self.moment("end"), noted(c for c in in_order if c.reads is reads))
 

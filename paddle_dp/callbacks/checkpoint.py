@@ -71,6 +71,7 @@ class CheckpointCallback(Callback):
     """
 
     reads = False
+    saves_at_end = True
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
@@ -93,9 +94,8 @@ class CheckpointCallback(Callback):
         return self.every is not None and self.every.due_at_epoch(epochs)
 
     def refuse(self, moment: Moment) -> None:
-        settings = [
-            other.config for other in moment.trainer.callbacks if isinstance(other, CheckpointCallback)
-        ]
+        others = [each for each in moment.trainer.callbacks if isinstance(each, CheckpointCallback)]
+        settings = [each.config for each in others if each.folder.resolve() == self.folder.resolve()]
         if len(settings) > 1 and any(config.async_ for config in settings):
             raise UsageError(
                 f"callbacks.checkpoint: {len(settings)} of them save in {self.folder}, where nothing else may be saved "

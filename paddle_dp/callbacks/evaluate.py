@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,32 +34,25 @@ class Evaluate(Callback):
     """
 
     reads = False
-    evaluates = True
+    evaluates_at_end = True
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
         self._files = Files()
         self._step, self._evaluation = -1, Evaluation(numbers={}, samples=0)
-        self._before = -1  # the step of the evaluation before a resume
 
     def due_at_epoch(self, epochs: int) -> bool:
         return self.config.every.due_at_epoch(epochs)
 
-    def start(self, moment: Moment) -> None:
-        if self.run.resumed is not None:
-            self._before = self.run.mesh.gather(self._saved_step())[0]
-
     def step(self, moment: Moment) -> None:
-        """Evaluates; also after a resume at this step, if a kill has ended the evaluation before it was written."""
-        if moment.progress.step != self._before:
-            self._evaluate(moment)
+        self._evaluate(moment)
 
     def epoch(self, moment: Moment) -> None:
         self._evaluate(moment)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if refusal.action == "rewind":  # evaluated steps are repeated
-            self._step = self._before = -1
+            self._step = -1
 
     def end(self, moment: Moment) -> None:
         """Evaluates, and draws the picture only now, because that may take longer than the evaluation."""
@@ -80,13 +72,6 @@ class Evaluate(Callback):
     def _evaluate(self, moment: Moment) -> None:
         if self.run.test_loader is not None and moment.progress.step != self._step:
             moment.trainer.evaluate()
-
-    def _saved_step(self) -> int:
-        """The step in evaluation.json; -1 without one, as in a file of `paddle-dp evaluate`."""
-        try:
-            return int(json.loads((self.run.folder / "evaluation.json").read_bytes())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1
 
     def _content(self, moment: Moment, evaluation: Evaluation) -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}

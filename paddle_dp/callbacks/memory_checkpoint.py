@@ -47,6 +47,7 @@ class MemoryCheckpointCallback(Callback):
     """
 
     reads = False
+    saves_at_end = True
 
     def __init__(self, run: Run, config: Config):
         self.run, self.every, self._interval = run, config.every, config.every

@@ -15,25 +15,12 @@ def rng_state() -> dict[str, Any]:
 
     Paddle has generators for the CPU, for the current device, and in fleet's tracker for tensor parallelism.
     """
-    import paddle
-
-    return {
-        "paddle": {kind: [_generator_fields(rng) for rng in paddle.get_rng_state(kind)] for kind in _kinds()},
-        "tracked": {name: [_generator_fields(rng) for rng in states] for name, states in _tracked().items()},
-        "numpy": _numpy_state(),
-        "python": _python_state(),
-    }
+    return {**_paddle_state(), "numpy": _numpy_state(), "python": _python_state()}
 
 
 def load_rng_state(state: dict[str, Any]) -> None:
     """Restores the generators. Generators of devices that were not there, or not as many, stay as they are."""
-    import paddle
-
-    for kind in _kinds():
-        saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
-        if len(saved) == len(here):
-            paddle.set_rng_state([_generator(values, here[0]) for values in saved], kind)
-    _load_tracked(state["tracked"])
+    _load_paddle_state(state)
     values = state["numpy"]
     keys = np.frombuffer(bytes.fromhex(values["keys"]), "<u4")
     np.random.set_state(("MT19937", keys, values["position"], values["has_gauss"], values["gauss"]))
@@ -44,11 +31,32 @@ def load_rng_state(state: dict[str, Any]) -> None:
 @contextmanager
 def restoring_rng_state() -> Iterator[None]:
     """Restores all of these generators on exit, so that what was drawn within changes no later number."""
-    state = rng_state()
+    state, numpy_state, python_state = _paddle_state(), np.random.get_state(legacy=False), random.getstate()
     try:
         yield
     finally:
-        load_rng_state(state)
+        _load_paddle_state(state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def _paddle_state() -> dict[str, Any]:
+    import paddle
+
+    return {
+        "paddle": {kind: [_generator_fields(rng) for rng in paddle.get_rng_state(kind)] for kind in _kinds()},
+        "tracked": {name: [_generator_fields(rng) for rng in states] for name, states in _tracked().items()},
+    }
+
+
+def _load_paddle_state(state: dict[str, Any]) -> None:
+    import paddle
+
+    for kind in _kinds():
+        saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
+        if len(saved) == len(here):
+            paddle.set_rng_state([_generator(values, here[0]) for values in saved], kind)
+    _load_tracked(state["tracked"])
 
 
 def _tracker() -> Any:

@@ -21,6 +21,7 @@ from paddle_dp.cli.sweeps import sweep
 from paddle_dp.cli.training import cluster, evaluate, launch, train
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
+from paddle_dp.mesh.heartbeat import heartbeat
 
 # In the order of --help.
 VERBS = (
@@ -79,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(UsageError(f"{error.filename}: {error.strerror}. Give another path."))
     except KeyboardInterrupt:  # nothing has started yet; later typer handles it
         sys.exit(130)
+    finally:
+        if (
+            arguments is None
+        ):  # the process ends: its threads and exit handlers have watch.patience, as on a rank
+            heartbeat.enter("done")
 
 
 def with_resume_value(arguments: Sequence[str]) -> list[str]:

@@ -44,13 +44,11 @@ NO_TRAINING = ("callbacks=[]", "guard={}")
 def start(job: Job) -> NoReturn:
     """Runs a job, and exits with its status."""
     from paddle_dp.launch.start import run
-    from paddle_dp.mesh.heartbeat import heartbeat
 
     began = time.time()
     status = run(replace(job, ends_process=True))
     if status and job.entry_point == "train" and not job.script and not job.node_rank:
         _report_failure(job, began)
-    heartbeat.enter("done")  # a callback's thread or an exit handler has watch.patience, as on a rank
     raise typer.Exit(status)
 
 

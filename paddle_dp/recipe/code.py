@@ -96,9 +96,14 @@ def keep(folder: Path) -> list[Path]:
     not shipped, into `folder`/code, which `check_copies` has passed. Returns the copies. They replace an earlier
     attempt's; other files there are the user's."""
     # All files are read before any is removed: a resumed run may have imported these copies.
-    copies = {relative_path.as_posix(): file.read_bytes() for relative_path, file in _user_modules()}
     root, listed = folder / CODE, folder / CODE / LISTED
     earlier = listed.read_text("utf-8").splitlines() if listed.is_file() else []
+    modules = {relative_path.as_posix(): file for relative_path, file in _user_modules()}
+    copies = {
+        name: file.read_bytes()
+        for name, file in modules.items()
+        if name in earlier or not file.is_relative_to(root.resolve())
+    }
     for file in root.rglob("*.py"):
         if file.relative_to(root).as_posix() in earlier:
             file.unlink()

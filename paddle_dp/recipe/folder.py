@@ -75,7 +75,7 @@ def _needed_in(folder: Path, recipe: Path | None) -> str:
     root = folder.resolve()
     if Path.cwd().is_relative_to(root):
         return "the working folder"
-    sources = [Path(sys.argv[0]), *filter(None, [recipe])]
+    sources = [*map(Path, sys.argv[:1]), *filter(None, [recipe])]
     inside = (path for path in sources if path.resolve().is_relative_to(root))
     return next((str(path) for path in inside if path.resolve() != root / "recipe.yaml"), "")
 

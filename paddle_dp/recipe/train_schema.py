@@ -154,7 +154,7 @@ class Train:
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""
 
-    seed: Annotated[Count, Le(2**64 - 1)] = 0  # paddle.seed takes no larger one
+    seed: Annotated[Count, Le(2**63 - 1)] = 0  # VisualDL takes no larger one
     """Seed of weights, order of samples, augmentation and dropout."""
 
     drop_last: bool = False

@@ -173,9 +173,8 @@ class Callback:
     `needs_job`: whether it works only in a job, among several ranks or with what the launcher makes, so that
     `paddle-dp check`, which tries a recipe on one process, does so without it. A part with a Config says so there.
 
-    `evaluates`: whether `end` evaluates: of the callbacks that do not read it is then called last, so that the last
-    updates are saved before, whatever the evaluation comes to. After a resume `step` is called at once if it or `epoch`
-    was due there, as a kill may have ended the evaluation after the checkpoint.
+    `evaluates_at_end`, `saves_at_end`: whether `end` does: of the callbacks that do not read, those that save are
+    called right before the first that evaluates, so that the last updates are there, whatever the evaluation comes to.
 
     At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not
     count as training); at an epoch and at the end, after them. Of the readers, and of the others, a step calls the last
@@ -186,7 +185,8 @@ class Callback:
     reads: bool = True
     weights: bool = True
     needs_job: bool = False
-    evaluates: bool = False
+    evaluates_at_end: bool = False
+    saves_at_end: bool = False
 
     def refuse(self, moment: Moment) -> None:
         """Called before anything is written. Raise UsageError for a training in which this callback cannot work."""

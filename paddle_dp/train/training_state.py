@@ -71,12 +71,6 @@ class CallbackList:
     def due_at_epoch(self, epochs: int) -> list[Callback]:
         return [callback for callback in self._all if callback.due_at_epoch(epochs)]
 
-    def evaluations_at(self, progress: Progress) -> list[Callback]:
-        """The callbacks that evaluate, and were due at this progress of a checkpoint, which may precede them."""
-        evaluating, step, epoch = [c for c in self._all if c.evaluates], progress.step, progress.epoch
-        is_epoch = progress.batch == 0
-        return [c for c in evaluating if c.due_at_step(step) or (is_epoch and c.due_at_epoch(epoch))]
-
     def call(self, moment: Moment, callbacks: Iterable[Callback], *subject: Any) -> None:
         """Calls the moment's method of these callbacks, with its `subject` if it has one, while the training stands
         still. Their time does not count, except `step` of callbacks that read."""
@@ -98,10 +92,9 @@ class CallbackList:
         self._learner.drop_gradients()
 
     def tell(self, moment: Moment, *subject: Any) -> None:
-        """Calls the moment's method of all callbacks, within another one's work or before any. Those that evaluate are
-        the last: what they write about an evaluation says that the others know of it."""
+        """Calls the moment's method of all callbacks, within another one's work or before any."""
         try:
-            for callback in sorted(self._all, key=lambda c: c.evaluates):
+            for callback in self._all:
                 with _within(callback, moment.name):
                     getattr(callback, moment.name)(moment, *subject)
         except RuntimeError as error:

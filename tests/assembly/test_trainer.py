@@ -1,6 +1,5 @@
 """The loop: what is told when, where it stops, and what it does with bad numbers."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -360,36 +359,3 @@ def test_the_last_updates_are_saved_before_the_last_evaluation(tmp_path):
     fit(resume=True)
     assert checkpoint.best(folder).name == "step-00000002"
     assert [row["step"] for row in events(tmp_path, "evaluated")] == [2]
-
-
-@pytest.mark.parametrize("every", ["2 steps", "1 epoch"])
-def test_a_resumed_run_makes_up_for_an_evaluation_after_its_checkpoint(tmp_path, every):
-    """`early_stop` lacked it, and `best`: the training ended elsewhere, with another best."""
-    late = [{"use": "checkpoint", "every": every}, {"use": "evaluate", "every": every}]
-    if every != "1 epoch":  # a step calls the last one first
-        late.reverse()
-
-    class Broken(Callback):
-        reads = False
-
-        def evaluated(self, moment, evaluation):
-            if moment.progress.step == 6:
-                raise RuntimeError("in the evaluation")
-
-    def fit(name, *more, resume=False):
-        paddle.seed(0)
-        trainer = Trainer.of(
-            model=nn.Linear(3, 2), loss="cross_entropy", train=Points(), test=Points(), batch=4, optimizer="sgd",
-            callbacks=[*late, *more, {"use": "early_stop", "patience": 2, "by": 9.0}],
-            folder=tmp_path / name, resume=resume,
-        )  # fmt: skip
-        return trainer.fit("20 steps").step
-
-    last = fit("whole")
-    with pytest.raises(RuntimeError, match="in the evaluation"):
-        fit("broken", Broken())
-    assert fit("broken", resume=True) == last < 20
-    histories = [
-        json.loads((tmp_path / name / "early_stop.json").read_text()) for name in ("whole", "broken")
-    ]
-    assert histories[0] == histories[1]

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,25 +28,6 @@ def test_the_end_is_evaluated_unless_it_is_already(
     assert trainer.asked == ["evaluate"]
     callback.end(at("end", 6))
     assert trainer.asked == ["evaluate", "evaluate"]
-
-
-def test_a_resumed_run_makes_an_evaluation_that_a_kill_has_ended(
-    run: Run, at: At, found: Found, trainer: SimpleNamespace
-) -> None:
-    Config().build(run).evaluated(at("evaluated", 4), found(loss=1.0))
-    resumed: Any = SimpleNamespace()
-
-    def asked(step: int) -> list[str]:
-        trainer.asked.clear()
-        callback = Config().build(dataclasses.replace(run, resumed=resumed))
-        callback.start(at("start", step))
-        callback.step(at("step", step))
-        return list(trainer.asked)
-
-    assert asked(4) == [] and asked(8) == ["evaluate"]
-    # `paddle-dp evaluate RUN` in between, of which early_stop and best know nothing.
-    (run.folder / "evaluation.json").write_text('{"checkpoint": "step-00000004", "loss": 1.0}')
-    assert asked(4) == ["evaluate"]
 
 
 def test_it_is_due_by_steps_or_by_epochs(run: Run) -> None:

@@ -122,11 +122,12 @@ def test_a_block_of_ports_is_held_until_it_is_let_go():
 
 
 def test_a_block_in_which_somebody_listens_is_passed_over():
-    with reserved_ports() as first:
-        low = int(first["PORT_RANGE"].split(":")[0])
     with socket.socket() as stranger:
-        stranger.bind(("", low + 3))
-        stranger.listen()
+        with (
+            reserved_ports() as first
+        ):  # until the stranger listens, no other job of this machine takes the block
+            stranger.bind(("", int(first["PORT_RANGE"].split(":")[0]) + 3))
+            stranger.listen()
         with reserved_ports() as second:
             assert second != first
             assert second

@@ -111,7 +111,7 @@ callbacks: [{use: metrics, every: 5}]
         (["optimizer.lr=0.1"], "override 'optimizer.lr=0.1': optimizer sgd has no setting 'lr'. In a recipe"),
         (["train.batch=abc"], "override 'train.batch=abc': train.batch: 'abc' is not a whole number"),
         (["train.batch='64'"], "train.batch: '64' is not a whole number: leave the quotes out"),
-        (["train.seed=99999999999999999999"], "train.seed: 99999999999999999999 is more than 18446744073709551615"),
+        (["train.seed=99999999999999999999"], "train.seed: 99999999999999999999 is more than 9223372036854775807"),
         (["train.batch=true"], "train.batch: true is not a whole number"),
         (["train.batch=1e3"], "train.batch: 1000.0 is not a whole number: write 1000"),
         (["train.length=0 epochs"], "train.length: '0 epochs' is no training"),
