@@ -78,7 +78,7 @@ class EarlyStop(Callback):
             self._files.write(self.path, json.dumps(content).encode())
 
     def _read(self) -> list[list[float]]:
-        """The history in the run's folder, or else in that of the run whose checkpoint is resumed."""
+        """The history in the run's folder, or else in the folder of the resumed checkpoint's run."""
         path, resumed = self.path, self.run.resumed
         if resumed is not None and not path.exists():
             path = resumed.folder.parent.parent / path.name

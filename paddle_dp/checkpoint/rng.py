@@ -30,7 +30,7 @@ def load_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def restoring_rng_state() -> Iterator[None]:
-    """Restores all of these generators on exit, so that what was drawn within changes no later number."""
+    """Restores all of these generators on exit, so that numbers drawn within change no later one."""
     state, numpy_state, python_state = _paddle_state(), np.random.get_state(legacy=False), random.getstate()
     try:
         yield

@@ -186,7 +186,7 @@ def _fault(dataset: Dataset, seed: int, by_workers: bool) -> dict[str, str]:
 
 
 def _take_differs(dataset: Dataset, seed: int) -> dict[str, str]:
-    """{FAULT: a sentence} if samples that are read one by one differ from those of `take`; else {}."""
+    """{FAULT: a sentence} if samples that are read one by one are not the rows of `take`; else {}."""
     begun = time.monotonic()
     for index in dict.fromkeys(np.linspace(0, len(dataset) - 1, _TAKE_SAMPLES).astype(np.int64).tolist()):
         row = _copies(rows_of(take(dataset, np.array([index])), 0))

@@ -264,8 +264,8 @@ def _require_length(source: Any, name: str) -> None:
             len(source)
     except (TypeError, NotImplementedError) as error:  # Paddle's Dataset raises the second
         raise UsageError(
-            f"{name}: {error}. A data set has a method __len__, the number of its samples, and __getitem__; what can "
-            "only be iterated has __iter__ alone."
+            f"{name}: {error}. A data set has a method __len__, the number of its samples, and __getitem__; an "
+            "object that can only be iterated has __iter__ alone."
         ) from error
 
 

@@ -235,9 +235,7 @@ def _reopen_files() -> None:
         with contextlib.suppress(OSError):
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
             access, status = flags & os.O_ACCMODE, os.fstat(descriptor)
-            is_safe = (
-                bool(flags & os.O_APPEND) or not status.st_nlink
-            )  # no other process loses what is written
+            is_safe = bool(flags & os.O_APPEND) or not status.st_nlink  # no other process loses lines
             is_read = access == os.O_RDONLY or (access == os.O_RDWR and is_safe)
             if descriptor in (1, 2) or not (stat.S_ISREG(status.st_mode) and is_read):
                 continue

@@ -121,7 +121,7 @@ def attributes(dataset: Dataset) -> list[Any]:
 
 
 class _Same:
-    """Equals only what holds the same object. It keeps that: another one could get its address."""
+    """Equals only another holder of the same object. It keeps the object: a new one could get its address."""
 
     def __init__(self, thing: Any):
         self.thing = thing
@@ -275,8 +275,8 @@ class WorkerPool(Pool):
     def _spec_of(self, epoch: int, index: int) -> SampleSpec:
         """The dtypes and shapes of a sample, read in a forked process.
 
-        If it were read here, all workers would inherit what the data set opens at its first sample and no fork can
-        use, such as a database or threads.
+        If it were read here, all workers would inherit the databases and threads that the data set opens at its
+        first sample, which no fork can use.
         """
         self._fork(1, spec_main(self.dataset, self.seed, index))
         try:

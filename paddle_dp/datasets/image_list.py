@@ -103,7 +103,7 @@ def _refuse_learned(held_out: list[str], learned: list[str], test: Path, train: 
         both := {*map(normpath, held_out)}.intersection(map(normpath, learned))
     ):
         raise DataError(
-            f"{test} lists {min(both)}{and_more(both)}, and so does {train}: what is learned scores too well. Leave it "
+            f"{test} lists {min(both)}{and_more(both)}, and so does {train}: learned images score too well. Leave it "
             "out of one list"
         )
 

@@ -68,7 +68,7 @@ def claim(
 
 
 def _needed_in(folder: Path, recipe: Path | None) -> str:
-    """What this job, or its next attempt, needs of a folder that would be renamed; "" if nothing.
+    """The path in a folder that would be renamed which this job, or its next attempt, needs; "" if there is none.
 
     The run's recipe.yaml is not among it: a new run writes another.
     """

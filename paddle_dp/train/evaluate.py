@@ -81,7 +81,7 @@ def predictions(loss: Loss, outputs: Any, targets: Any, most: float = MOST_CLASS
     return (loss.predictions(outputs) if 1 < classes <= most else None), classes
 
 
-# A resumed run makes other evaluations between two updates than the undisturbed one: none may change what these draw.
+# A resumed run makes other evaluations between two updates than the undisturbed one: they draw no number of these.
 @restoring_rng_state()
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
