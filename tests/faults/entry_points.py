@@ -28,6 +28,14 @@ def _leave_pid(options: Options) -> int:
     return rank
 
 
+def _wait(seconds: float = 120) -> None:
+    """Sleeps shortly and often: a signal that comes after the interpreter has looked for one and before the system call
+    does not end a sleep, and its handler would run after all of it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.05)
+
+
 def work_for_ever(recipe: object, options: Options) -> None:
     """Ranks that exchange numbers until somebody ends them."""
     mesh = join()
@@ -97,7 +105,7 @@ def put_work_away(recipe: object, options: Options) -> None:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     signal.signal(signal.SIGTERM, stop)
     _leave_pid(options)
-    time.sleep(120)
+    _wait()
 
 
 def say(recipe: object, options: Options) -> None:
@@ -123,12 +131,12 @@ def will_not_end(recipe: object, options: Options) -> None:
     told = Path(options["pids"], f"{os.environ['PADDLE_TRAINER_ID']}.told")
     signal.signal(signal.SIGTERM, lambda number, frame: told.touch())
     _leave_pid(options)
-    time.sleep(120)
+    _wait()
 
 
 def wait_alone(recipe: object, options: Options) -> None:
     _leave_pid(options)
-    time.sleep(120)
+    _wait()
 
 
 def leave_a_child_behind(recipe: object, options: Options) -> None:
