@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from paddle_dp.checks.model_mixing import MODELS
 from paddle_dp.part import Annotation, settings_of
 from paddle_dp.recipe import Precision, Recipe
 from paddle_dp.recipe.schema import LoaderSettings
@@ -134,3 +135,8 @@ def test_a_fault_is_seen(code: str, complaint: str | None, monkeypatch: pytest.M
     exec("from dataclasses import dataclass\n" + code, module.__dict__)
     found = "; ".join(faults(module, "models"))
     assert (complaint in found) if complaint else not found
+
+
+def test_the_models_of_the_package_are_known_by_their_files() -> None:
+    files = {file.stem for file in (ROOT / "models").glob("*.py")} - {"__init__"}
+    assert files == MODELS, "paddle_dp/checks/model_mixing.py: MODELS has other names than the folder models/"

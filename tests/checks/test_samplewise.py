@@ -20,7 +20,7 @@ from paddle_dp.assembly import sample_trial
 from paddle_dp.assembly.sample_trial import ForkRunner, in_fork, understood
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks import samplewise
-from paddle_dp.checks.model_mixing import MODELS, mixing
+from paddle_dp.checks.model_mixing import mixing
 from paddle_dp.checks.samplewise import Findings, findings
 from paddle_dp.core import process_runner
 from paddle_dp.core.optimizer import check_ungrouped
@@ -29,7 +29,6 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from tests.house.programs import ROOT
 
 pytestmark = pytest.mark.processes
 CLASSES = 4
@@ -687,10 +686,6 @@ def test_what_a_gradients_hook_keeps_is_not_seen_by_the_next_run():
     assert re.match(
         "the gradient of 0.weight from 8 samples .* the backward mixes samples", *found.differences
     )
-
-
-def test_the_models_of_the_package_are_known_by_their_files():
-    assert {file.stem for file in (ROOT / "models").glob("*.py")} - {"__init__"} == MODELS
 
 
 def test_a_loss_that_is_false_is_not_taken_for_one_of_the_package():
