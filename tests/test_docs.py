@@ -61,9 +61,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead, f"{page.name} links to what is not there: {dead}"
 
 
-def test_modules_that_the_map_names_exist() -> None:
-    """A reader who looks for what the map names finds it: `learner/update.py` is paddle_dp/learner/update.py."""
-    text = (ROOT / "docs/map.md").read_text()
+def test_modules_that_the_map_and_the_decisions_name_exist() -> None:
+    """A reader who looks for what they name finds it: `learner/update.py` is paddle_dp/learner/update.py."""
+    pages = [ROOT / "docs/map.md", *(ROOT / "docs/decisions").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
     named = set(re.findall(r"(?<![\w/.])((?:[\w-]+/)+\w+\.py)\b", text))
     folders = (ROOT, ROOT / "paddle_dp", ROOT / "paddle_dp/strategies")
     missing = [
@@ -71,7 +72,9 @@ def test_modules_that_the_map_names_exist() -> None:
         for path in named
         if "NAME" not in path and not any((folder / path).exists() for folder in folders)
     ]
-    assert len(named) > 30 and not missing, f"the map names modules that are not there: {missing}"
+    assert len(named) > 30 and not missing, (
+        f"docs/map.md or docs/decisions name modules that are not there: {missing}"
+    )
 
 
 def test_pages_that_the_code_names_exist() -> None:

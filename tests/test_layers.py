@@ -280,7 +280,10 @@ def over_budget(room: str, lines: int) -> str | None:
         return "no room of tools/house.py claims its files. Add them to one, or a room with a budget"
     budget, today = ROOMS[room][0], LINES_TODAY.get(room)
     if lines > (limit := max(budget, today or 0)):
-        return f"it may have {limit}. Make it smaller, or, for a new part, raise its number and say in the commit why"
+        return (
+            f"it may have {limit}. Make it smaller, or, for a new part, raise its number (for a strategy's folder: "
+            "add a row to ROOMS) and say in the commit why"
+        )
     if today is not None and lines <= budget:
         return f"its budget of {budget} is kept now. Delete its row from LINES_TODAY"
     if today is not None and today - lines > 100:

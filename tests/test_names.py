@@ -60,7 +60,8 @@ def test_every_room_has_a_sign_and_every_file_a_promise() -> None:
     assert not unsigned, f"these say nothing of themselves: {unsigned}"
     short = [str(d.relative_to(ROOT)) for d in folders if sign(d).count(".") < 2]
     assert not short, (
-        f"a sign says what lives here, what never does, and which package to try instead: {short}"
+        "the docstring of a folder's __init__.py has two sentences or more: what lives here, and which package to try "
+        f"instead: {short}"
     )
 
 
