@@ -34,7 +34,7 @@ class Precision:
     """The number format of products and convolutions; of everything if `float64`."""
 
     level: Literal["O1", "O2"] = "O1"
-    """`O1` computes in it where that is safe; `O2` also keeps weights in it."""
+    """`O1` computes in it where that is safe; `O2` also keeps weights in it, but on CPUs in float32."""
 
     scale: AboveZero = 65536.0
     """The initial loss scale, for float16 only; it then adapts."""

@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.core.lora import add_low_rank
-from paddle_dp.core.updates import DECAY_KEY, is_hidden_matrix, mark, orthogonalized
+from paddle_dp.core.updates import DECAY_KEY, ByParameter, is_hidden_matrix, mark, orthogonalized
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.optimizers import adafactor, lars, lion, muon
 from tests.optimizers.test_optimizers import (
@@ -32,6 +32,10 @@ CONFIGS: dict[str, Any] = {
     "muon": muon.Config(weight_decay=0.2, adamw=()),
 }
 UPDATES = {"lion": update_lion, "lars": update_lars, "adafactor": update_adafactor, "muon": update_muon}
+
+
+def test_each_class_of_updates_has_its_formula_here() -> None:
+    assert {kind.__name__.lower() for kind in ByParameter.__subclasses__()} == set(CONFIGS) == set(UPDATES)
 
 
 class Net(nn.Layer):

@@ -123,7 +123,7 @@ def test_a_checkpoint_resumes_in_any_other_layout(tmp_path: Path, before: Any, a
 
 
 @pytest.mark.long
-def test_averages_and_a_model_in_16_bits_are_those_of_one_process(tmp_path: Path) -> None:
+def test_averages_and_products_in_16_bits_are_those_of_one_process(tmp_path: Path) -> None:
     more: tuple[str, ...] = ("ema={decay: 0.9}",)
     assert_same(
         run_ranks(train, 3, str(tmp_path / "ema"), strategy(1), "4 steps", more=more),
