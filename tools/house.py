@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "coming_from": (2450, "coming_from/*"),
     "mesh": (870, "mesh/__init__.py mesh/copies.py mesh/degrees.py mesh/device.py mesh/mesh.py mesh/allocation.py"),
     "host_comm": (750, "host_comm/* mesh/*"),
-    "gloo": (1450, "gloo/*"),
+    "gloo": (1350, "gloo/*"),
     "data": (2400, "data/*"),
     "strategies/_rounds": (1070, "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/ledger.py"),
     "strategies/async_average": (290, "strategies/async_average/*"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
-from paddle_dp.mesh.transport import around, observers, traffic
+from paddle_dp.mesh.transport import traffic
 from paddle_dp.tensors import dtype_of, nbytes
 
 SAVED = (
@@ -55,7 +55,7 @@ def save() -> None:
 
 
 def _reporting_late_ranks(name: str, original: Any) -> Any:
-    """Wraps a collective: counts its bytes, runs observers, and lets a rank that waits long name the late ranks."""
+    """Wraps a collective: counts its bytes, and lets a rank that waits long name the late ranks."""
 
     @functools.wraps(original)
     def counted(process_group: Any, *args: Any) -> Any:
@@ -64,7 +64,7 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
         with late_ranks.waiting(f"group {group.id}", group.ranks, name):
             return original(process_group, *args)
 
-    return observed(counted)
+    return counted
 
 
 def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
@@ -77,24 +77,6 @@ def _bytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_bytes, value))
     return nbytes(value) if isinstance(value, paddle.Tensor) else 0
-
-
-def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an exchange, with a process group as first argument, in the observers' contexts."""
-
-    @functools.wraps(exchange)
-    def with_observers(process_group: Any, *args: Any, **named: Any) -> Any:
-        if not observers:
-            return exchange(process_group, *args, **named)
-        with around(group_of(process_group)):
-            return exchange(process_group, *args, **named)
-
-    return with_observers
-
-
-def is_installed() -> bool:
-    """True if the bridge is installed: the library's functions are saved and replaced."""
-    return bool(_originals)
 
 
 def original(name: str) -> Any:

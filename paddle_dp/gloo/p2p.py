@@ -17,7 +17,6 @@ import paddle
 from paddle_dp.gloo.originals import CompletedTask, group_of
 from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.transport import around
 
 Source = tuple[int, int]  # group id, global rank
 _posted: collections.defaultdict[Source, collections.deque[ReceiveTask]] = collections.defaultdict(
@@ -31,7 +30,7 @@ class ReceiveTask(CompletedTask):
 
     def __init__(self, group: Any, rank: int, tensor: paddle.Tensor):
         """Posts a receive from the `rank`-th rank of `group`."""
-        self.group, self.tensor, self.done = group, tensor, False
+        self.tensor, self.done = tensor, False
         self.source: Source = (group.id, group.ranks[rank])
         _posted[self.source].append(self)
 
@@ -50,8 +49,7 @@ class ReceiveTask(CompletedTask):
         return self.done
 
     def fill(self) -> None:
-        with around(self.group):
-            data = transport.endpoint().receive(*self.source)
+        data = transport.endpoint().receive(*self.source)
         shape, dtype = self.tensor.shape, paddle.empty([0], self.tensor.dtype).numpy().dtype
         if len(data) != dtype.itemsize * math.prod(shape):
             raise ValueError(

@@ -54,7 +54,7 @@ class Messages:
     def gather(self, payload: bytes, activity: str) -> list[bytes]:
         """Returns every rank's bytes, in the order of `ranks`, without lost ranks'. Collective. `activity` names this
         exchange in reports. Raises LostPeerError when a rank is gone, or late by `Patience.seconds`."""
-        with transport.around(self), late_ranks.waiting(self._group, self.ranks, activity):
+        with late_ranks.waiting(self._group, self.ranks, activity):
             endpoint = transport.endpoint()
             if self._hub is None:
                 return self._gather(payload, endpoint)
@@ -171,6 +171,6 @@ class Push:
 
     @contextmanager
     def waiting(self, activity: str) -> Iterator[None]:
-        """Wraps receives that all ranks reach together: makes the wait visible to observers and names late ranks."""
-        with transport.around(self), late_ranks.waiting(self._channel, self.ranks, activity):
+        """Wraps receives that all ranks reach together: a rank that waits long in them names the late ranks."""
+        with late_ranks.waiting(self._channel, self.ranks, activity):
             yield

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +31,6 @@ STRANGERS = 16  # open connections without a code; the oldest is closed first
 TRIES = 3  # attempts to connect, as strangers may crowd a caller out
 HEADER = struct.Struct("<qQ")  # group, length
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
-
-# Called with the group (`id`, `ranks`) of each exchange, also of nested ones; returns a context in which it runs.
-Observer = Callable[[Any], contextlib.AbstractContextManager[Any]]
-observers: list[Observer] = []
-
-
-@contextlib.contextmanager
-def around(group: Any) -> Iterator[None]:
-    """Runs an exchange along `group` inside every observer's context."""
-    with contextlib.ExitStack() as contexts:
-        for observer in observers:
-            contexts.enter_context(observer(group))
-        yield
 
 
 class Patience:

@@ -16,7 +16,7 @@ RECIPE = small_recipe(
     "length: 60 steps, batch: 64", model="mlp, inputs: 64, hidden: [16], classes: 10", optimizer="momentum",
     schedule="constant, learning_rate: 0.1", strategy="hybrid",
     callbacks="[{use: console}, {use: metrics, every: 4 steps}, "
-    "{use: dashboard, every: 6 steps, histograms: true, exchange: true, peak_flops: 1.0e+9}, "
+    "{use: dashboard, every: 6 steps, histograms: true, peak_flops: 1.0e+9}, "
     "{use: evaluate, per_class: true}, {use: checkpoint, every: 10 steps, keep: 2, best: loss}, "
     "{use: early_stop, patience: 50}, {use: profile, start: 3, steps: 2}]",
 )  # fmt: skip
@@ -75,11 +75,10 @@ def test_the_dashboard_holds_every_step_once_and_knows_of_all_ranks(folder: Path
     assert [drawn.id for drawn in found.get_data("histogram", "weights/body.0.weight")] == [23, 46]
     assert len(found.get_data("hyper_parameters", "hparam")) == 1
     assert [point.id for point in found.get_data("image", "mesh")] == [0, 30]
-    for tag in ("memory_megabytes/rank 0", "memory_megabytes/rank 1", "exchange/data"):
+    for tag in ("memory_megabytes/rank 0", "memory_megabytes/rank 1"):
         assert [point.id for point in found.get_data("scalar", tag)] == list(range(6, 61, 6))
     sizes = [point.value for point in found.get_data("scalar", "memory_megabytes/rank 1")]
     assert all(50 < size < 5000 for size in sizes)
-    assert all(0 < point.value < 1 for point in found.get_data("scalar", "exchange/data"))
     assert all(point.value > 0 for point in found.get_data("scalar", "speed/model_flops_utilisation"))
 
 

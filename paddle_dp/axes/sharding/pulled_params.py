@@ -89,8 +89,7 @@ class Pull:
     def _wait(self, index: int) -> None:
         owner, endpoint = self._owners[index], transport.endpoint()
         # A separate group that the owner never enters: only the owner can be late in this wait.
-        late = late_ranks.waiting(f"from {owner}", (self._me, owner), f"the parameters of rank {owner}")
-        with transport.around(self), late:
+        with late_ranks.waiting(f"from {owner}", (self._me, owner), f"the parameters of rank {owner}"):
             while not self._arrived[index]:
                 number, came = HEADER.unpack(endpoint.receive(self.id, owner))
                 data = endpoint.receive(self.id, owner)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from paddle_dp.train.gallery import Gallery
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Count, Every, Rate
 
-__all__ = ["Config", "CurveLog", "Dashboard", "RankCurves", "clean_tag", "memories", "padded"]
+__all__ = ["Config", "CurveLog", "Dashboard", "clean_tag", "memories", "padded"]
 
 # The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
 CURVES = {
@@ -60,9 +59,6 @@ class Config:
     confusion: bool = True
     """Show the confusion matrix of the last evaluation of a classifier."""
 
-    exchange: bool = False
-    """Show the share of the time spent in exchanges, per axis of the mesh; on CPUs only."""
-
     peak_flops: Rate | None = None
     """Peak FLOP/s of one rank's device, for the model FLOPs utilisation; known for many GPUs."""
 
@@ -91,13 +87,12 @@ class CurveLog(Protocol):
 class Dashboard(Callback):
     """Writes one VisualDL log, which a resumed run continues without repeated steps.
 
-    Every rank contributes its memory and times; only the main rank writes a log.
+    Every rank contributes its memory; only the main rank writes a log.
     """
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
         self.log: CurveLog | None = None
-        self.ranks = RankCurves(run.mesh, config.exchange)
         self._utilisation: Utilisation | str | None = None
         self._listed = self._histograms = False
         self._latest: tuple[int, Evaluation] | None = None
@@ -108,7 +103,6 @@ class Dashboard(Callback):
             self._histograms = self.config.histograms and self._has_full_weights(moment)
         if utilisation.has_peak(self.run, self.config.peak_flops):
             self.run.mesh.wait("FLOPs counted")
-        self.ranks.begin()
 
     def open_log(self, step: int) -> CurveLog:
         """Opens the log, and removes its records after `step`."""
@@ -131,11 +125,11 @@ class Dashboard(Callback):
             self.log.text("model FLOPs", str(self._utilisation), step)
 
     def step(self, moment: Moment) -> None:
-        curves = self.ranks.read() if moment.together else {}
+        curves = rank_memories(self.run.mesh) if moment.together else {}
         if self.log:
             numbers = {n: v for n, v in moment.numbers.items() if n not in _HIDDEN}
             memory = numbers.pop("memory", None)
-            # With several ranks, self.ranks has a curve for each.
+            # With several ranks, rank_memories has a curve for each.
             if memory is not None and self.run.mesh.ranks == 1:
                 numbers["memory"] = memory / 2**20
             if "sent" in numbers:
@@ -146,7 +140,6 @@ class Dashboard(Callback):
             self.log.scalars(curves, moment.progress.step)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
-        self.ranks.begin()
         if self.log and refusal.action == "rewind":  # curves continue from there
             with contextlib.suppress(OSError):  # on a full disk, repeated points appear twice
                 self.log = self.open_log(moment.progress.step)
@@ -154,13 +147,11 @@ class Dashboard(Callback):
             self.log.scalars({"guard/refused": 1.0}, refusal.step)
 
     def saved(self, moment: Moment, path: Path) -> None:
-        self.ranks.begin()
         if self.log:
             tags = {f"speed/checkpoint_{name}": value for name, value in moment.numbers.items()}
             self.log.scalars(tags, moment.progress.step)
 
     def epoch(self, moment: Moment) -> None:
-        self.ranks.begin()
         if self.log and self._histograms:
             for name, tensor in moment.trainer.learner.placed.named_parameters():
                 values = tensor.astype("float32").numpy()
@@ -179,7 +170,6 @@ class Dashboard(Callback):
         return not reason
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        self.ranks.begin()
         if self.log is None:
             return
         tags = {f"evaluation/{name}": value for name, value in evaluation.numbers.items()}
@@ -233,42 +223,14 @@ def _class_suffix(target: Any, names: Sequence[str]) -> str:
     return f" {names[number]}" if 0 <= number < len(names) else ""
 
 
-class RankCurves:
-    """Gathers one row of numbers from each rank. Create and read it on every rank.
+def rank_memories(mesh: Mesh) -> dict[str, float]:
+    """The curves of the memory of all ranks; none of a single rank. Collective."""
+    if mesh.ranks == 1:
+        return {}
+    import paddle
 
-    `exchange` times every exchange over the CPU bridge from now on. Without the bridge there are no times: on a GPU an
-    exchange overlaps with computation, and paddle.DataParallel exchanges inside backward.
-    """
-
-    def __init__(self, mesh: Mesh, exchange: bool):
-        from paddle_dp.gloo import stopwatch  # imports paddle, which reading a recipe must not
-
-        self.mesh = mesh
-        self._stopwatch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
-        self._axes = stopwatch.axes_timed(mesh.axes) if self._stopwatch else []
-        self._began = time.perf_counter()
-
-    def begin(self) -> None:
-        """Restarts the measured interval, after evaluating or saving."""
-        self._began = time.perf_counter()
-        if self._stopwatch:
-            self._stopwatch.read()
-
-    def read(self) -> dict[str, float]:
-        """The curves of all ranks since the last reading; restarts the interval. Collective."""
-        if self.mesh.ranks == 1:
-            return {}
-        import paddle
-
-        seconds = time.perf_counter() - self._began
-        spent = self._stopwatch.read() if self._stopwatch else {}
-        shares = [spent.get(axis, 0.0) / seconds for axis in self._axes]
-        local = paddle.to_tensor([peak_memory(self.mesh.device) / 2**20, *shares], dtype="float64")
-        rows = [row.tolist() for row in self.mesh.gather_tensor(local)]
-        self.begin()
-        megabytes, *columns = ([*column] for column in zip(*rows, strict=True))
-        means = {f"exchange/{axis}": sum(c) / len(c) for axis, c in zip(self._axes, columns, strict=True)}
-        return memories(megabytes) | means
+    local = paddle.to_tensor([peak_memory(mesh.device) / 2**20], dtype="float64")
+    return memories([row.item() for row in mesh.gather_tensor(local)])
 
 
 def memories(megabytes: list[float]) -> dict[str, float]:
