@@ -194,50 +194,6 @@ class PickleMachine:
         return {str(key): value for key, value in zip(keys, values, strict=True)}
 
 
-class UnreadObject(str):
-    """Stands for an object that is not read: its function or class. It is no value of the file."""
-
-
-class RecordMachine(PickleMachine):
-    """Reads objects as dicts of their attributes, whatever their class, which is not looked up.
-
-    The member of an enumeration is its value, or its name in small letters where the pickle has the name alone, and a
-    set is a list; the result of any other call is an `UnreadObject`.
-    """
-
-    def __init__(self, most: int):
-        super().__init__({}, most=most, nested=True)
-
-    def _known(self, name: str) -> PickleName:
-        return PickleName(name)
-
-    def _called(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        function = name.rpartition(" ")[2]
-        if function == "getattr" and len(arguments) == 2 and isinstance(arguments[1], str):
-            return arguments[1].lower()  # a member, as Python 3.11.0 to 3.11.3 write it
-        if function == "_reconstructor" or (function == "OrderedDict" and not arguments):
-            return {}
-        is_value = len(arguments) == 1 and isinstance(arguments[0], (*SCALARS, list))
-        return arguments[0] if is_value else UnreadObject(name.replace(" ", "."))
-
-    def _make(self, name: str, argument: Any) -> None:
-        if name == "NEWOBJ":
-            kind, arguments = self.stack[-2:]
-            self.stack[-2:] = [self._called(expect(PickleName, kind).name, arguments) if arguments else {}]
-        elif name == "BUILD":
-            state, record = self.stack.pop(), self.stack[-1]
-            if isinstance(record, dict) and isinstance(state, dict):
-                record.update(state)
-            elif isinstance(record, dict):
-                self.stack[-1] = UnreadObject("object")
-        elif name == "EMPTY_SET":
-            self.stack.append([])
-        elif name == "ADDITEMS":
-            expect(list, self.stack[self.marks[-1] - 1]).extend(self._marked())
-        else:
-            super()._make(name, argument)
-
-
 def expect(kind: Any, value: Any) -> Any:
     """Returns the value. Raises ValueError unless it is of this type."""
     if not isinstance(value, kind):

@@ -55,7 +55,7 @@ SHELVES = (
 # The lines that a room may have as long as its budget in tools/house.py is not kept. A number falls with simpler code;
 # it rises by the lines of a new part or guard, and the commit says why.
 LINES_TODAY: dict[str, int] = {
-    "ground": 1400, "recipe": 4145, "coming_from": 2999, "mesh": 994, "host_comm": 1675, "data": 3115,
+    "ground": 1356, "recipe": 4145, "coming_from": 2952, "mesh": 994, "host_comm": 1675, "data": 3115,
     "core": 4823, "learner": 1673, "axes": 3997, "strategies/async_average": 314, "strategies/replicas": 456,
     "strategies/_rounds": 1216, "strategies/parameter_server": 1536, "strategies/branches": 1053,
     "checks": 1005, "identity": 1843, "checkpoint": 2217, "why": 1159,

@@ -265,7 +265,7 @@ def new(
 
 
 def import_(
-    file: Annotated[Path, argument("FILE", "YAML, JSON, training_args.bin, or a script with options.")],
+    file: Annotated[Path, argument("FILE", "YAML, JSON, or a script with options.")],
     ranks: Annotated[
         int | None, option("N", "For how many cards it is written: its batch size is for one.")
     ] = None,

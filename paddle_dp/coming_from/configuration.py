@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +13,13 @@ from typing import Any, NoReturn
 
 from paddle_dp.coming_from.command_line import DATA, Command, holds_options
 from paddle_dp.coming_from.shell_script import Unresolved
-from paddle_dp.coming_from.training_args_file import BEGINNING, EARLIER, read_training_args
 from paddle_dp.errors import UsageError
-from paddle_dp.unpickle import UnreadObject
 
 Section = dict[str, Any]
 """A group of a recipe's settings."""
 _LARGEST = 2**22  # bytes of a configuration
 _MOST = 100_000  # values of a configuration, aliases followed
+_PICKLES = (b"PK\x03\x04", b"\x80")  # how files of torch.save begin, the second before PyTorch 1.6
 _PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
@@ -55,21 +55,23 @@ class Configuration:
 
     @classmethod
     def read(cls, file: Path) -> Configuration:
-        """Reads YAML, JSON, the arguments of a command, such as a shell script, or a training_args.bin. Raises
-        UsageError for a file that holds no mapping."""
+        """Reads YAML, JSON or the arguments of a command, such as a shell script. Raises UsageError for a file that
+        holds no mapping, and for a pickle, such as training_args.bin."""
         try:
             if file.stat().st_size > _LARGEST:
                 raise UsageError(f"{file} is no configuration: it is larger than {_LARGEST >> 20} MB")
             content = file.read_bytes()
-            if content.startswith(EARLIER):
+            if content.startswith(_PICKLES):
                 raise UsageError(
-                    f"{file} was written by torch.save before PyTorch 1.6, or by pickle: write it again with a newer "
-                    "one, torch.save(torch.load(FILE), FILE), or write the arguments as JSON"
+                    f"{file} is a file of torch.save, whose pickle may run any program: it is not read. Write its "
+                    "arguments as JSON in the environment in which it was made, and import the JSON: python -c "
+                    f'"import torch; print(torch.load({str(file)!r}, weights_only=False).to_json_string())" > '
+                    f"{shlex.quote(str(file.with_suffix('.json')))}"
                 )
-            text = None if content.startswith(BEGINNING) else content.decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
-        if text is not None and file.suffix.lower() not in DATA and holds_options(text):
+        if file.suffix.lower() not in DATA and holds_options(text):
             command = Command.read(file, text)
             base = {}
             if command.base:
@@ -81,8 +83,7 @@ class Configuration:
                 base = cls.read(named).values
             return cls(file.name, base | command.options, file.parent, command.launched)
         try:
-            keys = read_training_args(file, content) if text is None else yaml_content(file, text)
-            return cls(file.name, flat_keys(keys), file.parent)
+            return cls(file.name, flat_keys(yaml_content(file, text)), file.parent)
         except RecursionError:
             raise UsageError(f"{file} refers to itself, or is nested too deep") from None
 
@@ -93,10 +94,6 @@ class Configuration:
             return default
         self.carried.add(key)
         value = self.values[key]
-        if any(isinstance(each, UnreadObject) for each in (value if isinstance(value, list) else [value])):
-            self.reject(
-                key, "an object of this class is not read: write the arguments as JSON, with its value"
-            )
         if isinstance(value, Unresolved):
             why = "the script does not set it, or sets it twice, on a condition, or before it reads a file (source)"
             self.reject(key, f"what it is depends on a run: {why}. Write the value into line {value.line}")

@@ -70,7 +70,8 @@ def import_recipe(
     tool = next((tool for tool in TOOLS if tool.recognizes(configuration)), None)
     if tool is None and configuration.has("log_history"):
         raise UsageError(
-            f"{file} is a trainer's progress, without its arguments: training_args.bin next to it has them."
+            f"{file} is a trainer's progress, without its arguments. training_args.bin next to it has them: import "
+            "that file, and the message says how to write it as JSON."
         )
     if tool is None:
         raise UsageError(

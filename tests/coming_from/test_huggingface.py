@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +304,31 @@ def test_bad_input_writes_nothing(tmp_path: Path, more: dict[str, Any], said: st
     with pytest.raises(UsageError) as caught:
         import_recipe(file, 2, tmp_path / "mine.yaml", model=model_folder(tmp_path, "gpt"))
     assert said in str(caught.value) and not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize("beginning", [b"PK\x03\x04", b"\x80\x02"])
+def test_a_pickle_is_refused_with_the_line_that_writes_it_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], beginning: bytes
+) -> None:
+    (tmp_path / "my run").mkdir()
+    file = model_folder(tmp_path / "my run", "gpt") / "training_args.bin"
+    file.write_bytes(beginning + b"rest")
+    with pytest.raises(
+        UsageError, match=r"training_args\.bin is a file of torch.save, .* is not read"
+    ) as caught:
+        import_recipe(file, 2, tmp_path / "mine.yaml")
+    python, _, code, to, written = shlex.split(str(caught.value).partition("import the JSON: ")[2])
+    loaded: list[tuple[str, bool]] = []
+
+    def load(path: str, weights_only: bool) -> Any:
+        loaded.append((path, weights_only))
+        return SimpleNamespace(to_json_string=lambda: json.dumps(FULL))
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=load))
+    exec(code, {})
+    assert (python, to, loaded) == ("python", ">", [(str(file), False)])
+    Path(written).write_text(capsys.readouterr().out)
+    import_recipe(Path(written), 2, tmp_path / "mine.yaml")  # the model's config.json is next to it
 
 
 @pytest.mark.parametrize(
