@@ -1,23 +1,18 @@
 """The net below a move of code: what 70 small trainings learn, save, say and leave must stay the same, bit for bit.
 
-    python tools/golden.py compare --against HEAD~1          # the work tree against a commit, on this machine: any CPU
-    python tools/golden.py record runs/before.jsonl          # or: before the move …
-    python tools/golden.py compare runs/before.jsonl         # … and after it
-    python tools/golden.py compare tests/golden/record.jsonl # the record of the repository, made on one kind of CPU
+    python tools/golden.py compare --against HEAD~1          # the work tree against a commit, both run on this machine
     python tools/golden.py compare --against main --only tensor pipeline --renamed exchange=reduction
     python tools/golden.py list
 
-`compare` says of each case that differs which quantity does, and at which step first, and exits with 1; 2 where the
-records cannot be compared. The cases are rows of tests/golden/cases.py; what is left out, because it is never the same
+`compare` says of each case that differs which quantity does, and at which step first, and exits with 1. Every tensor is
+compared by its name. The cases are rows of tests/golden/cases.py; what is left out, because it is never the same
 twice, stands with its reason in tests/golden/record.py. Where a word of recipes, metrics, checkpoints or messages gets
 another name, `--renamed old=new` says so: it is the old one in what is compared, and in what the older commit runs.
-A record is written in short (digests of tensors by kind); `--against` compares every tensor by its name.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -34,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.golden.cases import CASES, RECIPES, Case  # noqa: E402
-from tests.golden.comparison import compact, differences, renamed, reworded  # noqa: E402
+from tests.golden.comparison import differences, renamed, reworded  # noqa: E402
 from tests.golden.lane import Lanes  # noqa: E402
-from tests.golden.record import Record, environment, machine, record  # noqa: E402
+from tests.golden.record import Record, environment, record  # noqa: E402
 from tools.command_line import parser_of, tell  # noqa: E402
 
 
@@ -85,37 +80,15 @@ def work_tree(commit: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def write(path: Path, records: Sequence[Record]) -> None:
-    lines = [{"machine": machine()}, *map(compact, records)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-
-
-def read(path: Path) -> dict[str, Record]:
-    """The records of a file by case. Raises SystemExit where they are of another kind of machine."""
-    if not path.exists():
-        raise SystemExit(f"{path}: there is no such record. `golden.py record {path}` writes one.")
-    head, *records = map(json.loads, path.read_text().splitlines())
-    facts = ((key, head["machine"].get(key), here) for key, here in machine().items())
-    other = [f"{key} {there!r} there, {here!r} here" for key, there, here in facts if there != here]
-    if other:
-        raise SystemExit(
-            f"{path} was recorded on another kind of machine, whose processors round otherwise: {'; '.join(other)}. "
-            "Compare with --against COMMIT, which records that commit here."
-        )
-    return {each["case"]: each for each in records}
-
-
-def report(old: Mapping[str, Record], new: Sequence[Record], names: Mapping[str, str]) -> int:
-    """Prints a sentence for each case that differs. Returns the exit status."""
+def report(old: Sequence[Record], new: Sequence[Record], names: Mapping[str, str]) -> int:
+    """Prints a sentence for each case that differs; both sides have the same cases. Returns the exit status."""
     wrong = 0
-    for each in (renamed(each, names) for each in new):
-        name = each["case"]
-        apart = differences(old[name], each) if name in old else ["it is not in the older record"]
+    for before, after in zip(old, new, strict=True):
+        apart = differences(before, renamed(after, names))
         wrong += bool(apart)
         if apart:
             others = f"\n    … and {len(apart) - 6} more" * (len(apart) > 6)
-            print(f"{name}: " + "\n    ".join(apart[:6]) + others)
+            print(f"{before['case']}: " + "\n    ".join(apart[:6]) + others)
     rest = f"; {wrong} differ" if wrong else ""
     print(f"{len(new) - wrong} of {len(new)} cases are the same, bit for bit{rest}")
     return int(bool(wrong))
@@ -123,19 +96,16 @@ def report(old: Mapping[str, Record], new: Sequence[Record], names: Mapping[str,
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("verb", choices=["record", "compare", "list"])
-    parser.add_argument("file", nargs="?", type=Path, help="one line of JSON for each case")
-    parser.add_argument(
-        "--against", metavar="COMMIT", help="compare with this commit, recorded now, instead of a file"
-    )
+    parser.add_argument("verb", choices=["compare", "list"])
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, which runs here, too")
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="cases whose names begin with these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time")
     parser.add_argument(
         "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="words that have another name now"
     )
     given = parser.parse_args(argv)
-    if given.verb != "list" and (given.file is None) == (given.against is None):
-        parser.error("give a FILE, or compare --against COMMIT")
+    if given.verb == "compare" and given.against is None:
+        parser.error("compare takes --against COMMIT")
     if any("=" not in pair for pair in given.renamed):
         parser.error("--renamed takes OLD=NEW")
     return given
@@ -151,15 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{case.name:28} {case.ranks} × {case.recipe:8} {' '.join(case.settings)}")
         return 0
     names = dict(pair.split("=", 1) for pair in given.renamed)
-    if given.verb == "record":
-        write(given.file, run_cases(cases, ROOT, given.jobs))
-        return 0
-    if given.file is not None:
-        old = read(given.file)
-        return report(old, [compact(renamed(each, names)) for each in run_cases(cases, ROOT, given.jobs)], {})
     with work_tree(given.against) as tree:
         before = run_cases(cases, tree, given.jobs, {new: old for old, new in names.items()})
-    return report({each["case"]: each for each in before}, run_cases(cases, ROOT, given.jobs), names)
+    return report(before, run_cases(cases, ROOT, given.jobs), names)
 
 
 if __name__ == "__main__":

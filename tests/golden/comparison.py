@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.golden.record import Record, digest
+from tests.golden.record import Record
 
 # The order in which differences are looked for: the first is nearest to the cause.
 ORDER = ("status", "metrics", "evaluation", "checkpoint", "recipe", "files", "stdout", "stderr", "command")
-_DIGESTED = ("evaluation", "recipe", "files", "checkpoint")
 
 
 def differences(old: Record, new: Record) -> list[str]:
@@ -21,15 +19,6 @@ def differences(old: Record, new: Record) -> list[str]:
     apart = [name for name in names if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
     apart.sort(key=lambda name: _rank(name, before.get(name), after.get(name)))
     return [_sentence(name, before.get(name, _ABSENT), after.get(name, _ABSENT)) for name in apart]
-
-
-def compact(record: Record) -> Record:
-    """The record with digests in place of long lists; every number of each step stays."""
-    short = dict(record)
-    for name in _DIGESTED:
-        if name in record:
-            short[name] = _digests(name, record[name])
-    return short
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -115,58 +104,3 @@ def _short(value: Any, other: Any) -> str:
     same = next((place for place, (a, b) in enumerate(zip(text, repr(other), strict=False)) if a != b), 0)
     begin = max(same - 40, 0) if len(text) > 200 else 0
     return "…" * bool(begin) + text[begin : begin + 200] + "…" * (len(text) > begin + 200)
-
-
-def _digests(name: str, value: Any) -> Any:
-    """Digests by group: sections of the recipe, kinds of tensors, first words of dotted names."""
-    if name == "files":
-        return f"{len(value)} files {digest(json.dumps(value))}"
-    if name == "recipe":
-        return {section: digest("\n".join(lines)) for section, lines in _sections(value).items()}
-    if name == "checkpoint":
-        groups = {key: part if key in ("name", "own") else _grouped(part) for key, part in value.items()}
-        if isinstance(value.get("placement"), dict):
-            groups["placement"] = digest(json.dumps(groups["placement"]))
-            groups["state"] = _first_words(groups["state"])
-        return groups
-    return _grouped(value)
-
-
-def _first_words(groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests by what stands before the first dot."""
-    heads: dict[str, dict[str, Any]] = {}
-    for name, part in groups.items():
-        heads.setdefault(name.partition(".")[0], {})[name] = part
-    return {head: digest(json.dumps(parts)) for head, parts in heads.items()}
-
-
-def _sections(lines: Sequence[str]) -> dict[str, list[str]]:
-    """The lines of a YAML file by top-level key."""
-    sections: dict[str, list[str]] = {}
-    section = "head"
-    for line in lines:
-        if line[:1].strip() and line[0] not in "#-":
-            section = line.partition(":")[0]
-        sections.setdefault(section, []).append(line)
-    return sections
-
-
-def _grouped(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return digest(json.dumps(value)) if isinstance(value, list) else value
-    groups: dict[str, dict[str, Any]] = {}
-    for key, part in value.items():
-        head, slash, tail = key.partition("/")
-        group = (
-            f"{head}/…/{tail.rpartition('/')[2]}"
-            if slash and "/" in tail
-            else head
-            if slash
-            else ".".join(key.split(".")[:2])
-        )
-        groups.setdefault(group, {})[key] = part
-    return {
-        group: next(iter(parts.values())) if list(parts) == [group] and not isinstance(parts[group], list)
-        else f"{len(parts)} of digest {digest(json.dumps(parts))}"
-        for group, parts in groups.items()
-    }  # fmt: skip

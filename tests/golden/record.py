@@ -91,25 +91,6 @@ def environment(tree: Path) -> dict[str, str]:
     return {**rest, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "PYTHONPATH": path}
 
 
-def machine() -> dict[str, Any]:
-    """What the bits of a training depend on beside the code."""
-    from importlib.metadata import version
-
-    fields = dict(
-        line.split("\t", 1)
-        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        if "\t" in line
-    )
-    facts = {name.strip(): value.lstrip("\t: ") for name, value in fields.items()}
-    kinds = ("avx", "fma", "sse", "amx", "f16c", "bmi")
-    return {
-        "cpu": " ".join(facts.get(name, "?") for name in ("vendor_id", "cpu family", "model")),
-        "flags": " ".join(sorted(flag for flag in facts.get("flags", "").split() if flag.startswith(kinds))),
-        "cores": os.cpu_count(), "python": ".".join(map(str, sys.version_info[:2])),
-        **{name: version(name) for name in ("paddlepaddle", "numpy")},
-    }  # fmt: skip
-
-
 def _normal(text: str, paths: Mapping[str, str]) -> list[str]:
     for path, word in paths.items():
         text = text.replace(path, word)
