@@ -1,4 +1,4 @@
-"""The net below a move of code: what 70 small trainings learn, save, say and leave must stay the same, bit for bit.
+"""The net below a move of code: what 74 small trainings learn, save, say and leave must stay the same, bit for bit.
 
     python tools/golden.py compare --against HEAD~1          # the work tree against a commit, both run on this machine
     python tools/golden.py compare --against main --only tensor pipeline --renamed exchange=reduction
