@@ -1,4 +1,4 @@
-"""Exchange of gradients on CPUs during backward: each final gradient (`GradReadyHooks`) is pushed (`PushReduce`)."""
+"""Exchange of gradients between hosts: each that is final in backward (`GradReadyHooks`) is pushed (`PushReduce`)."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ class PushReduce:
         parameter = self._parameters[index]
         if parameter.grad is None:
             return
-        gradient = moved_gradient(parameter)
-        self.send_bytes(index, self._to_be_sent(index, gradient), final)
+        gradient = moved_gradient(parameter).cpu()  # itself, but for a worker of servers on an accelerator
+        self._send_bytes(index, self._to_be_sent(index, gradient), final)
         if self._is_destination[index]:
             self._sums_of.setdefault(index, gradient)
         self.take()
 
-    def send_bytes(self, index: int, data: Array, final: bool) -> None:
+    def _send_bytes(self, index: int, data: Array, final: bool) -> None:
         """Sends a gradient's bytes in its `reduce_dtype`; they must not change afterwards."""
         UNFINISHED.add(id(self))
         dtype = self._reduce_dtypes[index]

@@ -1,4 +1,4 @@
-"""Asynchronous copies from the host's memory to the device's, and back.
+"""Asynchronous copies from the host's memory to the device's.
 
 `paddle.to_tensor(array, place=device)` returns after the copy and all work queued before it (3.3.1: two waits for each
 tensor). Here a copy is only queued; operations that read the tensor are queued after it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,52 +48,6 @@ def to_device(array: Array, device: Any) -> paddle.Tensor:
     copy = source.to(device, blocking=False)
     _recorded.append((_record(), source))
     return copy
-
-
-@dataclass(frozen=True)
-class Arriving:
-    """A copy in progress to the host's memory."""
-
-    _copy: paddle.Tensor
-    _event: paddle.device.Event | None = None
-    _source: paddle.Tensor | None = None  # kept until the copy is done
-
-    @property
-    def is_there(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def take(self) -> paddle.Tensor:
-        """Waits for the copy and returns it. Call it once."""
-        if self._event is not None:
-            self._event.synchronize()
-            _recorded.append((self._event, None))
-        return self._copy
-
-
-class ToHost:
-    """Copies tensors from `device` to the host on a separate stream.
-
-    A copy waits for work queued before it, and runs concurrently with later work.
-    """
-
-    def __init__(self, device: Any):
-        import paddle
-
-        self._waits = not has_streams(str(device))
-        self._host = paddle.CUDAPinnedPlace() if "gpu" in str(device) else paddle.CPUPlace()
-        self._stream = None if self._waits else paddle.device.Stream()
-
-    def begin(self, tensor: paddle.Tensor) -> Arriving:
-        """Begins a copy of a tensor whose values must not change until the copy is done."""
-        import paddle
-
-        if self._stream is None:
-            return Arriving(tensor.to(paddle.CPUPlace(), blocking=True))
-        self._stream.wait_event(now := _record())
-        _recorded.append((now, None))
-        with paddle.device.stream_guard(self._stream):
-            copy = tensor.to(self._host, blocking=False)
-            return Arriving(copy, _record(), tensor)
 
 
 def is_cpu(device: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +11,14 @@ import paddle
 from paddle_dp.batch import Batch
 from paddle_dp.core import gradients
 from paddle_dp.core.optimizer import Clip
-from paddle_dp.exchange.host_copies import bytes_on_host, to_tensors
 from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.strategies._rounds.shares import gradients_of_share
 from paddle_dp.strategies.parameter_server.async_server import END, MESSAGE, PULL, PUSH
-from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights
-from paddle_dp.tensors import Array, bytes_of, moved_gradient, nbytes
+from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights, write_values
+from paddle_dp.tensors import bytes_of, moved_gradient, nbytes
 
 if TYPE_CHECKING:
     from paddle_dp.learner.learner import Learner
@@ -50,7 +48,6 @@ class AsyncWorker:
         self._frozen = FrozenCheck(learner.placed)
         self._servers = range(self._mesh.axes.servers)
         self._indices_of_server = [deal.indices_of(server) for server in self._servers]
-        self._to_host = None if self._mesh.device == "cpu" else ToHost(learner.trainable[0].place)
 
     def begin_round(self) -> None:
         # So that each server notices this worker's end, even before its first message.
@@ -92,22 +89,17 @@ class AsyncWorker:
         for server in self._servers:
             self._send(server, PULL, batch)
         for server in self._servers:
-            data, at, chunks = transport.endpoint().receive(CHANNELS["pulled"], server), 0, []
-            parameters = [self._deal.parameters[index] for index in self._indices_of_server[server]]
-            for parameter in parameters:
+            data = memoryview(transport.endpoint().receive(CHANNELS["pulled"], server))
+            for index in self._indices_of_server[server]:
+                parameter = self._deal.parameters[index]
                 size = nbytes(parameter)
-                chunks.append(np.frombuffer(data, np.uint8, size, at))
-                at += size
-            if self._to_host is not None:
-                to_tensors(chunks, parameters)
-                continue
-            for parameter, values in zip(parameters, chunks, strict=True):
-                bytes_of(parameter)[:] = values
+                write_values(parameter, data[:size])
+                data = data[size:]
 
     def _push(self, batch: int, first: int, fraction: float, counts: bool) -> None:
         parameters = enumerate(self._deal.parameters)
         indices = [index for index, parameter in parameters if counts and parameter.grad is not None]
-        data = self._on_host({index: moved_gradient(self._deal.parameters[index]) for index in indices})
+        data = {index: bytes_of(moved_gradient(self._deal.parameters[index]).cpu()) for index in indices}
         for server in self._servers:
             its = [index for index in indices if self._deal.owners[index] == server]
             header = MESSAGE.pack(PUSH, batch, first, fraction, len(its)) + np.array(its, "<i8").tobytes()
@@ -115,11 +107,6 @@ class AsyncWorker:
             transport.endpoint().send(CHANNELS["pushed"], server, memoryview(header), *chunks)
         for parameter in self._learner.trainable:
             parameter.clear_gradient(False)
-
-    def _on_host(self, gradients: Mapping[int, paddle.Tensor]) -> dict[int, Array]:
-        if self._to_host is not None:
-            return bytes_on_host(gradients, self._to_host)
-        return {index: bytes_of(gradient) for index, gradient in gradients.items()}
 
     def _send(self, server: int, kind: int, batch: int = 0) -> None:
         message = MESSAGE.pack(kind, batch, 0, 0.0, 0)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,102 +19,18 @@ from paddle_dp.core import gradients
 from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.gathered_samples import GatheredSamples
-from paddle_dp.core.loss import Count
 from paddle_dp.core.optimizer import Clip, keep, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.placement import Coordinates, Placement, Placements
 from paddle_dp.errors import UsageError
-from paddle_dp.exchange.buckets import fill
-from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
-from paddle_dp.exchange.host_copies import FlatCopy, to_tensors
-from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
+from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.learner.update import GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh, transport
-from paddle_dp.mesh.copies import ToHost, is_cpu
 from paddle_dp.mesh.mesh import copied_bytes, tensors_of
 from paddle_dp.mesh.messages import CHANNELS, Messages, Push
 from paddle_dp.plan.memory import owners
-from paddle_dp.tensors import moved_gradient, nbytes
-
-# Copies a worker's gradients from its accelerator to the host during backward, and pushes them to servers -------------
-
-
-class CopiedGradients(GradientExchange):
-    """`PushedGradients` for a rank that only sends: the gradients of `parameters` go to the servers in `owners`, which
-    add them up on their hosts.
-
-    A bucket holds gradients of one server. It is copied once all of them are final (`GradReadyHooks`), on a separate
-    stream, so that backward continues. It is sent when a later hook finds it on the host, at the latest after backward.
-    """
-
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        rank: int,
-        parameters: Sequence[paddle.Tensor],
-        owners: Sequence[int],
-        senders: int,
-    ):
-        push, keepers = Push("gradients", ranks, rank), [[owner] for owner in owners]
-        self._parameters = parameters
-        self._reduce = PushReduce(push, parameters, keepers, senders=senders)
-        self._ready_hooks = GradReadyHooks(parameters, self._ready)
-        self._to_host = ToHost(parameters[0].place)
-        counts = [int(parameter.size) for parameter in parameters]
-        width = max(int(parameter.element_size()) for parameter in parameters)
-        kinds = [(owner, parameter.dtype) for owner, parameter in zip(owners, parameters, strict=True)]
-        buckets = fill(counts, kinds, width, len(set(owners)))
-        self._bucket_of = {index: bucket.indices for bucket in buckets for index in bucket.indices}
-        self._buckets = [bucket.indices for bucket in buckets]
-        self._final: set[int] = set()  # indices
-        self._copied: set[int] = set()
-        self._copies: deque[tuple[FlatCopy, bool]] = deque()  # under way, and whether they are final
-
-    @contextmanager
-    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
-        """A context for a micro-batch's backward; during the `last` one of an update gradients are sent."""
-        if not last:
-            yield
-            return
-        with self._ready_hooks.enabled():
-            yield
-
-    @paddle.no_grad()
-    def finish(self) -> list[int]:
-        """Sends all remaining gradients after the last backward. Returns the indices without a local gradient."""
-        self._ready_hooks.end()
-        for bucket in self._buckets:
-            self._copy(bucket, final=False)
-        self._push(wait=True)
-        without = [index for index in range(len(self._parameters)) if index not in self._copied]
-        self._final, self._copied = set(), set()
-        self._reduce.finish()
-        return without
-
-    @paddle.no_grad()
-    def _ready(self, index: int, final: bool) -> None:
-        if final:
-            self._final.add(index)
-            bucket = self._bucket_of[index]
-            if self._final.issuperset(bucket):
-                self._copy(bucket, final=True)
-        self._push(wait=False)
-
-    def _copy(self, indices: Iterable[int], final: bool) -> None:
-        """Begins to copy the gradients of these parameters, and removes them from the parameters."""
-        there = [index for index in indices if self._parameters[index].grad is not None]
-        if there:
-            self._copied.update(there)
-            gradients = {index: moved_gradient(self._parameters[index]) for index in there}
-            self._copies.append((FlatCopy(gradients, self._to_host), final))
-
-    def _push(self, wait: bool) -> None:
-        """Pushes the gradients that have arrived on the host; with `wait`, all of them."""
-        while self._copies and (wait or self._copies[0][0].is_there):
-            copy, final = self._copies.popleft()
-            for index, data in copy.take().items():
-                self._reduce.send_bytes(index, data, final)
-
+from paddle_dp.tensors import nbytes, on_host
 
 # Exchanges tensors of all workers' layers and losses through server 0: workers are not connected to one another -------
 
@@ -265,32 +180,31 @@ class ServerParams:
                     self._push.send_all(index, parameter)
             return
         with self._push.waiting("the parameters of the servers"):
-            for owner in self._push.peers:
-                if parameters := [parameter for parameter, server in self._owned if server == owner]:
-                    self._take(parameters, owner)
+            for parameter, owner in self._owned:
+                received = self._push.receive(owner)
+                assert received is not None, "a server ends no round of values"
+                write_values(parameter, received[1])
 
-    def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
-        """Receives the values of one server's parameters; to an accelerator they are copied together."""
-        received = [self._push.receive(owner) for _ in parameters]
-        data = [each[1] for each in received if each is not None]
-        if is_cpu(parameters[0].place):
-            for parameter, value in zip(parameters, data, strict=True):
-                self._push.into(parameter, value)
-        else:
-            to_tensors(data, parameters)
+
+def write_values(parameter: paddle.Tensor, data: memoryview) -> None:
+    """Writes a server's values into a worker's parameter, and returns when its device has them."""
+    if parameter.place.is_cpu_place():
+        Push.into(parameter, data)
+    else:
+        values = on_host(np.frombuffer(data, np.uint8)).view(parameter.dtype)
+        parameter.copy_(values.reshape(parameter.shape), True)
 
 
 def server_exchange(deal: ServerOwners, mesh: Mesh) -> GradientExchange:
     """Creates the exchange that sends workers' gradients to the servers that own the parameters, and sums them there.
 
-    A worker sends a gradient as soon as the last backward produces it; from an accelerator through its host
-    (`CopiedGradients`). A server adds up the gradients in the order of ranks, independently of their arrival.
+    A worker sends a gradient as soon as the last backward produces it; from an accelerator through its host. A server
+    adds up the gradients in the order of ranks, independently of their arrival.
     """
-    among, workers = partners(mesh), mesh.axes.dp_size
-    if mesh.device != "cpu":
-        return CopiedGradients(among, mesh.rank, deal.parameters, deal.owners, workers)
     destinations = [[owner] for owner in deal.owners]
-    return PushedGradients(among, mesh.rank, deal.parameters, destinations, senders=workers)
+    return PushedGradients(
+        partners(mesh), mesh.rank, deal.parameters, destinations, senders=mesh.axes.dp_size
+    )
 
 
 class ServerNorm(GradientNorm):
