@@ -143,7 +143,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     rate of 1e-3.
     Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
     """
-    _refuse_finished(model, optimizer if adapter else None)
+    _refuse_finished(model, optimizer, adapter)
     arguments.check_lists(callbacks=callbacks, metrics=metrics, blocks=blocks)
     arguments.check_mappings(cuts=cuts or {}, attention_methods=attention_methods or {})
     if schedule is None and isinstance(optimizer, (str, Mapping, type)):
@@ -266,12 +266,17 @@ def _joined() -> Mesh:
     return join()
 
 
-def _refuse_finished(model: Any, optimizer_of_adapter: Any) -> None:
-    """Raises UsageError for a model that exchanges its gradients itself, and for a finished optimizer, made before the
-    adapter."""
+def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
+    """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has cut, and for a
+    finished optimizer, made before the adapter. An earlier training's clips are the optimizer's again."""
     import paddle
 
-    if isinstance(optimizer_of_adapter, paddle.optimizer.Optimizer):
+    from paddle_dp.core.optimizer import check_undistributed, return_clips
+
+    check_undistributed(model, optimizer)
+    if isinstance(optimizer, paddle.optimizer.Optimizer):
+        return_clips(optimizer)
+    if adapter and isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UsageError(
             "Trainer.of.optimizer: a finished one does not have the adapter's parameters: give it by word, class or "
             "function."

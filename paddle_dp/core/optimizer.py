@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import paddle
 from paddle import nn
@@ -19,6 +20,10 @@ from paddle_dp.core.updates import Adafactor, Lars, Lion, Muon
 from paddle_dp.errors import UsageError
 
 Parameters = list[paddle.Tensor]
+# The clips of optimizers, and of their groups, that `take_clips` has removed.
+_REMOVED_CLIPS: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
+DISTRIBUTED: WeakSet[Any] = WeakSet()
+"""Models and optimizers that a strategy has cut or dealt to the ranks: no other training can begin with them."""
 
 
 def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
@@ -39,6 +44,23 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
                 f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
                 "model.parameters()."
             )
+
+
+def check_undistributed(model: Any, optimizer: Any) -> None:
+    """Raises UsageError if an earlier training has cut the model, or dealt its weights or the finished optimizer's
+    parameters to the ranks: each has a part of them."""
+    if isinstance(model, nn.Layer) and any(
+        layer in DISTRIBUTED for layer in model.sublayers(include_self=True)
+    ):
+        raise UsageError(
+            "Trainer.of.model: an earlier Trainer.of has cut it, or dealt its weights to the ranks. Build the model "
+            "anew, and load that run's weights: load=FOLDER."
+        )
+    if isinstance(optimizer, paddle.optimizer.Optimizer) and optimizer in DISTRIBUTED:
+        raise UsageError(
+            "Trainer.of.optimizer: an earlier Trainer.of has dealt its parameters to the ranks. Make another one of "
+            "the model's parameters, or give it by a word or a function."
+        )
 
 
 def check_not_wrapper(optimizer: Any) -> None:
@@ -221,6 +243,7 @@ def take_clips(optimizer: Any) -> list[Clip]:
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
     group_parameters = [parameters_of(optimizer)] if groups is None else groups
+    _REMOVED_CLIPS[optimizer] = optimizer._grad_clip, [table.get("grad_clip") for table in tables]
     optimizer._grad_clip = _remaining_clip(optimizer._grad_clip)
     clips = []
     for table, parameters in zip(tables, group_parameters, strict=True):
@@ -229,6 +252,17 @@ def take_clips(optimizer: Any) -> list[Clip]:
         if clip is not None and table["grad_clip"] is None:
             clips.append(Clip(float(clip.clip_norm), list(parameters)))
     return clips
+
+
+def return_clips(optimizer: Any) -> None:
+    """Gives a finished optimizer the clips back that an earlier training has taken (`take_clips`): the next training
+    clips by them, too, whatever its strategy."""
+    clip, group_clips = _REMOVED_CLIPS.pop(optimizer, (None, []))
+    if optimizer._grad_clip is None:
+        optimizer._grad_clip = clip
+    if groups_of(optimizer) is not None:
+        for table, removed in zip(optimizer._param_groups, group_clips, strict=False):
+            table["grad_clip"] = table.get("grad_clip") or removed
 
 
 def bound_of(learner: Any) -> float | None:

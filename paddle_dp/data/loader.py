@@ -21,6 +21,7 @@ from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.scatter import ReadByMain, Received, Scatterer
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker_pool import GlobalBatches, Prefetched
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh.copies import copies_to, is_cpu, prefetch
 from paddle_dp.mesh.device import current_device
 from paddle_dp.tensors import on_host
@@ -64,7 +65,7 @@ class Loader:
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
             )
         sampler = replace(sampler, with_previous=mix is not None)
-        self.dataset, self.sampler, self._device = dataset, sampler, device
+        self._dataset, self.sampler, self._device = dataset, sampler, device
         self.num_workers = num_workers
         reads = sampler if scattered is None else replace(sampler, dp_rank=0, dp_size=1)
         self.reads: Sampler | None = reads
@@ -92,6 +93,17 @@ class Loader:
         names = ("seed", "shuffle", "drop_last", "micro_batches")
         sampler_settings = {name: settings.pop(name) for name in names if name in settings}
         return cls(dataset, Sampler.for_dataset(dataset, batch, mesh, **sampler_settings), **settings)
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: Dataset) -> None:
+        raise UsageError(
+            f"a loader reads the data set that it was made for, not a {type(dataset).__name__} that it is given later. "
+            "Change an attribute of the data set, or make another Trainer.of of the same model."
+        )
 
     @property
     def batches(self) -> int:

@@ -137,6 +137,52 @@ def learn(folders: dict[str, str], refused: str) -> list[str]:
     return refusals(refused)
 
 
+def train_twice(folder: str, strategy: dict[str, Any], keep_optimizer: bool) -> list[float] | str:
+    """The losses of two Trainers of one model, or the second one's refusal."""
+    paddle.seed(1)
+    model, kept, rows = Two(), [], []
+    for number in range(2):
+        if not (kept and keep_optimizer):
+            kept = [
+                paddle.optimizer.SGD(
+                    0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.02)
+                )
+            ]
+        run = Path(folder) / str(number)
+        words = described(run, model=model, optimizer=kept[0], strategy=strategy)
+        try:
+            trainer = Trainer.of(**words)
+        except UsageError as error:
+            return str(error)
+        trainer.fit("1 epoch")
+        rows += losses(run)
+    return rows
+
+
+def two_trainers(folder: str, cases: dict[str, tuple[dict[str, Any], bool]]) -> dict[str, list[float] | str]:
+    return {name: train_twice(f"{folder}/{name}", *case) for name, case in cases.items()}
+
+
+def test_a_second_training_of_a_model_clips_as_the_first_or_is_refused_by_its_cause(tmp_path: Path) -> None:
+    """A clip that a strategy took from the optimizer was gone in the second; weights of stage 3 stood still there."""
+    sharded = {"use": "hybrid", "sharding": 2, "sharding_stage": 1}
+    cases: dict[str, tuple[dict[str, Any], bool]] = {
+        "same optimizer": ({"use": "hybrid"}, True),
+        "new optimizer, ZeRO": (sharded, False),
+        "same optimizer, ZeRO": (sharded, True),
+        "new optimizer, stage 3": (sharded | {"sharding_stage": 3}, False),
+        "same optimizer, servers": ({"use": "parameter_server"}, True),
+    }
+    one = train_twice(str(tmp_path / "one"), {"use": "data_parallel"}, True)
+    assert len(one) == 14
+    for many in run_ranks(two_trainers, 2, str(tmp_path / "many"), cases):
+        for name in ("same optimizer", "new optimizer, ZeRO"):
+            np.testing.assert_allclose(many[name], one, rtol=1e-5, err_msg=name)
+        assert "optimizer: an earlier Trainer.of has dealt its parameters" in many["same optimizer, ZeRO"]
+        assert "model: an earlier Trainer.of has cut it, or dealt" in many["new optimizer, stage 3"]
+        assert "model: an earlier Trainer.of has cut it, or dealt" in many["same optimizer, servers"]
+
+
 def losses(run: Path) -> list[float]:
     return [row["loss"] for row in events(run) if row["event"] in ("step", "evaluated")]
 

@@ -8,6 +8,7 @@ import paddle
 import pytest
 
 from paddle_dp.data import Loader, Sampler
+from paddle_dp.errors import UsageError
 from tests.house.batches import rows
 from tests.house.datasets import InMemory, Noisy, Numbers, Slow
 
@@ -155,3 +156,9 @@ def test_a_rank_may_read_any_rank_s_share(num_workers):
         ]
     wanted = [Sampler(11, 5, dp_rank=j, dp_size=3).reads(1, k) for k, j in shares]
     assert read == [(10 * indices).tolist() for part in wanted for indices, _ in part]
+
+
+def test_a_data_set_that_a_loader_is_given_later_is_refused() -> None:
+    loader = Loader.plain(list(range(8)), 4)
+    with pytest.raises(UsageError, match="reads the data set that it was made for, not a list"):
+        loader.dataset = list(range(4))

@@ -266,7 +266,7 @@ class ParameterServer:
         """Returns a learner for this worker or server. Collective. Under mode: async raises UsageError for a loss that
         compares the samples of all workers."""
         from paddle_dp.core.buffers import Buffers
-        from paddle_dp.core.optimizer import check_by_parameter, take_clips
+        from paddle_dp.core.optimizer import DISTRIBUTED, check_by_parameter, take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
         from paddle_dp.model.initial_weights import draw
@@ -290,6 +290,7 @@ class ParameterServer:
         placements = Placements(ServedPlacement())
         clips = take_clips(prepared.optimizer)  # before parameters are dealt: a clip is over all of them
         deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
+        DISTRIBUTED.update((task.model, prepared.optimizer))
         # Only now it is known which weights this rank stores: no other gets memory, or keeps it.
         draw(task.model, deal.stored(prepared.model))
         deal.free_remote(prepared.model)
