@@ -344,8 +344,10 @@ def _load_masters(checkpoint: Checkpoint, learner: Learner) -> set[str]:
 
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Loads the optimizer states of the parameters that this rank updates."""
+    """Loads the optimizer states of the parameters that this rank updates. A parameter that was frozen when the model
+    was placed gets none, also if it was trained until the checkpoint."""
     named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
+    trained = {id(p) for p in learner.placed.trainable}  # one that a callback has frozen since keeps its moments
 
     def read(name: str, tensor: Any) -> Any:
         shape, parameter = tensor.shape, _parameter(name)
@@ -359,7 +361,7 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     local_names = [
         n
         for n in checkpoint.names
-        if n.startswith("optimizer/") and _parameter(n) in named and n not in masters
+        if n.startswith("optimizer/") and id(named.get(_parameter(n))) in trained and n not in masters
     ]
     with learner.weights.optimizer_states_on_device():
         load_optimizer(learner.optimizer, named.items(), read, local_names)

@@ -20,9 +20,13 @@ from paddle_dp.train import state
 from tests.house.learners import task_of
 
 
-def trained() -> Any:
-    """A learner after an update by AdamW, which keeps two moments of a weight's shape and two counts."""
-    learner = full_model_learner(task_of(nn.Linear(4, 2), optimizer="AdamW"), Mesh.alone())
+def trained(frozen: str = "") -> Any:
+    """A learner after an update by AdamW, which keeps two moments of a weight's shape and two counts; `frozen`: the
+    parameter that it does not train."""
+    model = nn.Linear(4, 2)
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient = name == frozen
+    learner = full_model_learner(task_of(model, optimizer="AdamW"), Mesh.alone())
     inputs, targets = paddle.rand([6, 4]), paddle.to_tensor([0, 1, 1, 0, 1, 0])
     learner.train_batch(Batch((MicroBatch(inputs, targets, 6),), 6, 0, 0))
     return learner
@@ -73,3 +77,18 @@ def test_a_state_of_another_width_is_refused_with_both_shapes() -> None:
     ):
         state._load_optimizer(checkpoint, learner)  # type: ignore[arg-type]
     assert name not in checkpoint.parts
+
+
+def test_a_parameter_that_is_frozen_at_a_resume_gets_no_state() -> None:
+    checkpoint, learner = Arrays(saved(trained())), trained(frozen="bias")
+    state._load_optimizer(checkpoint, learner)  # type: ignore[arg-type]
+    assert sorted(checkpoint.parts) == sorted(saved(learner)) and len(checkpoint.parts) == 4
+    assert all(name.startswith("optimizer/weight/") for name in checkpoint.parts)
+
+
+def test_a_parameter_that_a_callback_has_frozen_keeps_its_state_in_a_rewind() -> None:
+    learner = trained()
+    checkpoint = Arrays(saved(learner))
+    dict(learner.placed.named_parameters())["bias"].stop_gradient = True
+    state._load_optimizer(checkpoint, learner)  # type: ignore[arg-type]
+    assert set(checkpoint.parts) == set(checkpoint.names)
