@@ -124,13 +124,9 @@ class PlacedModel:
             if placement.is_main_replica(at):
                 yield name, tensor, placement
 
-    def main_replicas(self, tensors: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]) -> Iterator[Placed]:
-        """The gradients or optimizer states (name, tensor, its parameter) of which this rank is the main replica."""
-        at = self.mesh.coords
-        for name, tensor, parameter in tensors:
-            placement = self.placements.placement_of(tensor, parameter)
-            if placement.is_main_replica(at):
-                yield name, tensor, placement
+    def main_replicas(self, tensors: Iterable[Placed]) -> Iterator[Placed]:
+        """The gradients or optimizer states of which this rank is the main replica."""
+        return (placed for placed in tensors if placed[2].is_main_replica(self.mesh.coords))
 
     def is_stored(self, tensor: paddle.Tensor) -> bool:
         """Whether this rank stores the values of a parameter, statistic or buffer between updates."""

@@ -16,8 +16,7 @@ the copies of tied weights, sharding.zero the owners. A tensor without a record 
 axis that places tensors in a new way adds a field here; a strategy whose ranks are on no axis has a subclass, as
 parameter_server.served, and gives `Placements` one for tensors without a record.
 
-A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is whole on every
-rank that has it: `Placements.placement_of(tensor, parameter)`.
+A gradient is placed like its parameter, and so is an optimizer state, but for counts: `Placements.of_states`.
 
 Megatron-LM's equivalent is ShardedTensor (global_shape, global_offset, replica_id), PyTorch's is DTensor's placements.
 """
@@ -118,10 +117,21 @@ class Placements:
         """Sets some fields of a tensor's `Placement` and keeps the others."""
         self._records[id(tensor)] = tensor, replace(self.placement_of(tensor), **fields)
 
-    def placement_of(self, tensor: paddle.Tensor, parameter: paddle.Tensor | None = None) -> Placement:
-        """The placement of a parameter or buffer; with `parameter`, of its gradient or optimizer state `tensor`."""
-        record = self._records.get(id(tensor if parameter is None else parameter))
-        placement = self._default if record is None else record[1]
-        if parameter is not None and tensor.shape != parameter.shape:
-            return replace(placement, shard=None)
-        return placement
+    def placement_of(self, tensor: paddle.Tensor) -> Placement:
+        """The placement of a parameter or buffer; a gradient has its parameter's."""
+        record = self._records.get(id(tensor))
+        return self._default if record is None else record[1]
+
+    def of_states(self, states: Sequence[tuple[str, paddle.Tensor, paddle.Tensor]]) -> list[Placement]:
+        """The placement of each of an optimizer's states on this rank: (kind, tensor, parameter).
+
+        A state of another shape than its parameter's (a step count) is whole on every rank that has it. A kind that has
+        one number for a parameter of several is a count of every parameter: also where a slice is one number.
+        """
+        counts = {kind for kind, tensor, parameter in states if tensor.size == 1 < parameter.size}
+        return [
+            replace(self.placement_of(parameter), shard=None)
+            if kind in counts or tensor.shape != parameter.shape
+            else self.placement_of(parameter)
+            for kind, tensor, parameter in states
+        ]

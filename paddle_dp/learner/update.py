@@ -15,7 +15,7 @@ from paddle_dp.core import gradients
 from paddle_dp.core.consistency import Replica
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.optimizer import Clip
-from paddle_dp.core.placed_model import NamedTensors, PlacedModel
+from paddle_dp.core.placed_model import NamedTensors, Placed, PlacedModel
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import LossError
 from paddle_dp.exchange.gradient_exchange import ExtraState, GradientExchange, SavedExtraState
@@ -154,8 +154,7 @@ class UpdateMode:
 
 # The weights of an update ---------------------------------------------------------------------------------------------
 
-States = Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]
-"""Optimizer states: name, tensor, and the parameter."""
+States = Iterable[Placed]  # of an optimizer
 
 
 class WeightSync:
@@ -218,10 +217,10 @@ class WeightSync:
 
     def compared(self, placed: PlacedModel, states: States) -> tuple[list[Replica], NamedTensors]:
         """The replicas that must be bit-equal on all ranks now, and other tensors that must be finite."""
-        parameters = [(name, p, p) for name, p in placed.named_parameters() if placed.is_stored(p)]
+        named, placement_of = placed.named_parameters(), placed.placements.placement_of
+        parameters = [(name, p, placement_of(p)) for name, p in named if placed.is_stored(p)]
         replicas = [
-            Replica(name, tensor, placed.placements.placement_of(tensor, parameter).slice_index)
-            for name, tensor, parameter in (*parameters, *states)
+            Replica(name, tensor, placement.slice_index) for name, tensor, placement in (*parameters, *states)
         ]
         return replicas, placed.state_without_parameters()
 

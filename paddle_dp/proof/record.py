@@ -22,6 +22,7 @@ import paddle
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.core.consistency import differing_copies
+from paddle_dp.core.placed_model import Placed
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.learner import Learner
@@ -92,7 +93,6 @@ def _sums(tensor: paddle.Tensor) -> np.ndarray:
 
 
 Put = Callable[[str, TensorShard], None]
-PlacedTensor = tuple[str, Any, Any]  # a name, a tensor, and the parameter that it is placed as
 
 
 class ProofRecorder:
@@ -120,7 +120,8 @@ class ProofRecorder:
         self._learner_update, self._step = learner.update, 0
         learner.update = self._recorded_update  # type: ignore[method-assign]
         self._named = learner.placed.named_parameters()
-        self._parameters = [(name, p, p) for name, p in self._named]
+        placement_of = learner.placed.placements.placement_of
+        self._parameters: list[Placed] = [(name, p, placement_of(p)) for name, p in self._named]
 
     def watch(self, step: int) -> None:
         """Sets the step of the next update; 0: do not record it."""
@@ -170,8 +171,9 @@ class ProofRecorder:
             self._put(kind, after, _subtract(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
 
-    def _gradients(self) -> list[PlacedTensor]:
-        return [(name, p.grad, p) for name, p in self._named if not p.stop_gradient and p.grad is not None]
+    def _gradients(self) -> list[Placed]:
+        trained = [placed for placed in self._parameters if not placed[1].stop_gradient]
+        return [(name, p.grad, placement) for name, p, placement in trained if p.grad is not None]
 
     def _record_roundings(self, kind: str) -> None:
         bounds = roundings.take()
@@ -211,7 +213,7 @@ class ProofRecorder:
         self._step = step
         with self.learner.weights.optimizer_states_on_device():
             states = optimizer_states(self.learner)
-            self._put_all("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
+            self._put_all("state", [(n.removeprefix("optimizer/"), *where) for n, *where in states])
 
     def weights(self, step: int) -> None:
         """Records the weights after `step`. Collective."""
@@ -219,10 +221,10 @@ class ProofRecorder:
         self._compare_weights()
         self._put_all("weight", self._parameters)
 
-    def _shards(self, tensors: Iterable[PlacedTensor]) -> Iterator[TensorShard]:
+    def _shards(self, tensors: Iterable[Placed]) -> Iterator[TensorShard]:
         return (placed_shard(*placed) for placed in self.learner.placed.main_replicas(tensors))
 
-    def _put_all(self, kind: str, tensors: Iterable[PlacedTensor]) -> None:
+    def _put_all(self, kind: str, tensors: Iterable[Placed]) -> None:
         for shard in self._shards(tensors):
             self._put(kind, shard)
 
@@ -238,14 +240,11 @@ class ProofRecorder:
         stored = [placed for placed in self._parameters if self.learner.placed.is_stored(placed[1])]
         self._compare_copies("weight", stored)
 
-    def _compare_copies(self, kind: str, placed_tensors: Sequence[PlacedTensor]) -> None:
+    def _compare_copies(self, kind: str, placed_tensors: Sequence[Placed]) -> None:
         """Keeps this rank's copies of tensors that differ between ranks. Collective."""
         if self.mesh.ranks == 1:
             return
-        placements = self.learner.placed.placements
-        slice_indices = {
-            name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
-        }
+        slice_indices = {name: placement.slice_index for name, _, placement in placed_tensors}
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
         for (name, slice_index), groups in differing_copies(self.mesh.gather(rows)).items():

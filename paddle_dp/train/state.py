@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
@@ -144,14 +145,15 @@ def placed_digest(tensors: Iterable[Placed], mesh: Mesh, dtype: str = "") -> str
     return digests_of(tensor_sums(infos)).get("model", "")
 
 
-def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
-    """The optimizer's tensors on this rank: name, tensor, and its parameter.
+def optimizer_states(learner: Learner) -> list[Placed]:
+    """The optimizer's tensors on this rank.
 
     Call it, and use the tensors, within `learner.weights.optimizer_states_on_device()`.
     """
     named = dict(learner.placed.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
-    return [(name, tensor, named[_parameter(name)]) for name, tensor in tensors.items()]
+    states = [(name.rpartition("/")[2], each, named[_parameter(name)]) for name, each in tensors.items()]
+    return [*zip(tensors, tensors.values(), learner.placed.placements.of_states(states), strict=True)]
 
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
@@ -347,11 +349,15 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Loads the optimizer states of the parameters that this rank updates. A parameter that was frozen when the model
     was placed gets none, also if it was trained until the checkpoint."""
     named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
-    trained = {id(p) for p in learner.placed.trainable}  # one that a callback has frozen since keeps its moments
+    # Cached at the first read: by then `load_optimizer` has created the states.
+    placements = cache(lambda: {name: placement for name, _, placement in optimizer_states(learner)})
+    trained = {
+        id(p) for p in learner.placed.trainable
+    }  # one that a callback has frozen since keeps its moments
 
     def read(name: str, tensor: Any) -> Any:
         shape, parameter = tensor.shape, _parameter(name)
-        placement = learner.placed.placements.placement_of(tensor, named[parameter])
+        placement = placements()[name]
         if name == optimizer_name(parameter, MASTER) and name not in local_names:
             name = _MODEL + parameter  # of a run on CPUs: its weights are float32 themselves
         check_shape(checkpoint, name, placement.global_shape(shape))

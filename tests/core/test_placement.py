@@ -76,9 +76,15 @@ def test_axes_write_down_one_field_each():
     assert placements.placement_of(other) == Placement()  # equal, and not it
 
 
-def test_a_state_of_another_shape_is_no_slice():
-    placements, parameter = Placements(), paddle.zeros([2, 4])
-    placements.record(parameter, shard=Shard(1, 1, 2), owner=1)
-    assert placements.placement_of(paddle.ones([2, 4]), parameter).offset([2, 4]) == (0, 4)
-    count = placements.placement_of(paddle.ones([1]), parameter)
+def test_a_count_is_no_slice_also_where_the_slice_of_a_parameter_is_one_number():
+    placements, weight, bias = Placements(), paddle.zeros([2, 4]), paddle.zeros([1])
+    placements.record(weight, shard=Shard(1, 1, 2), owner=1)
+    placements.record(bias, shard=Shard(0, 1, 2), owner=1)
+    states = [(kind, p) for p in (bias, weight) for kind in ("moment", "count")]
+    shapes = {"moment": lambda p: p.shape, "count": lambda p: [1]}
+    bias_moment, bias_count, moment, count = placements.of_states(
+        [(kind, paddle.ones(shapes[kind](p)), p) for kind, p in states]
+    )
+    assert (moment.offset([2, 4]), bias_moment.offset([1])) == ((0, 4), (1,))
+    assert bias_count == count
     assert (count.slice_index, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)
