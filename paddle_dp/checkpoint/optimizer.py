@@ -70,7 +70,7 @@ def load_optimizer(
 
     `read` returns this rank's part of it, in the shape of `tensor`, which is to hold it. A parameter without a saved
     state has none afterwards. The next step is bitwise the saved optimizer's. Raises CheckpointError for the state of
-    another optimizer or model.
+    another optimizer or model. float64 is rounded into float32 tensors.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
@@ -87,9 +87,10 @@ def load_optimizer(
     for name in sorted(n for n in tensors.keys() - saved if not n.endswith(f"/{MASTER}")):
         raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
     for name, tensor in tensors.items():
-        array = read(name, tensor)
-        if array.dtype == np.float32 and dtype_of(tensor) == "float64":  # a proof continues in float64
-            array = array.astype("float64")
+        array, dtype = read(name, tensor), dtype_of(tensor)
+        # A proof continues in float64; a training resumes in another train.precision, if that is accepted.
+        if {str(array.dtype), dtype} == {"float32", "float64"}:
+            array = array.astype(dtype)
         put(tensor, array, name)
 
 

@@ -147,6 +147,20 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path):
         _carry_over(net, optimizer, MADE["adamw"], tmp_path)
 
 
+@pytest.mark.parametrize(("saved_dtype", "dtype"), [("float64", "float32"), ("float32", "float64")])
+def test_a_state_of_float64_goes_on_in_float32_and_the_reverse(saved_dtype, dtype):
+    net, optimizer = _net_and_optimizer(MADE["adamw"])
+    _train(net, optimizer, range(1))
+    live = optimizer_tensors(optimizer, net.named_parameters())
+    arrays = {name: (tensor.numpy() / 3).astype(saved_dtype) for name, tensor in live.items()}
+    twin, other = _net_and_optimizer(MADE["adamw"])
+    twin.to(dtype=dtype)
+    load_optimizer(other, twin.named_parameters(), lambda name, tensor: arrays[name], list(arrays))
+    for name, tensor in optimizer_tensors(other, twin.named_parameters()).items():
+        here = arrays[name].astype(str(tensor.dtype).removeprefix("paddle."))
+        np.testing.assert_array_equal(tensor.numpy(), here, name)
+
+
 def test_another_shape_is_refused_and_a_parameter_that_the_model_does_not_name():
     net, optimizer = _net_and_optimizer(MADE["momentum"])
     _train(net, optimizer, range(1))
