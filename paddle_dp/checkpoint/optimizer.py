@@ -87,10 +87,9 @@ def load_optimizer(
     for name in sorted(n for n in tensors.keys() - saved if not n.endswith(f"/{MASTER}")):
         raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
     for name, tensor in tensors.items():
-        array, dtype = read(name, tensor), dtype_of(tensor)
-        # A proof continues in float64; a training resumes in another train.precision, if that is accepted.
-        if {str(array.dtype), dtype} == {"float32", "float64"}:
-            array = array.astype(dtype)
+        array = read(name, tensor)
+        if {str(array.dtype), dtype_of(tensor)} == {"float32", "float64"}:  # of another train.precision
+            array = array.astype(dtype_of(tensor))
         put(tensor, array, name)
 
 

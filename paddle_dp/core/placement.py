@@ -16,7 +16,7 @@ the copies of tied weights, sharding.zero the owners. A tensor without a record 
 axis that places tensors in a new way adds a field here; a strategy whose ranks are on no axis has a subclass, as
 parameter_server.served, and gives `Placements` one for tensors without a record.
 
-A gradient is placed like its parameter, and so is an optimizer state, but for counts: `Placements.of_states`.
+A gradient is placed like its parameter, and so is an optimizer state, but for counts: `Placements.state_placements`.
 
 Megatron-LM's equivalent is ShardedTensor (global_shape, global_offset, replica_id), PyTorch's is DTensor's placements.
 """
@@ -122,16 +122,20 @@ class Placements:
         record = self._records.get(id(tensor))
         return self._default if record is None else record[1]
 
-    def of_states(self, states: Sequence[tuple[str, paddle.Tensor, paddle.Tensor]]) -> list[Placement]:
+    def state_placements(self, states: Sequence[tuple[str, paddle.Tensor, paddle.Tensor]]) -> list[Placement]:
         """The placement of each of an optimizer's states on this rank: (kind, tensor, parameter).
 
-        A state of another shape than its parameter's (a step count) is whole on every rank that has it. A kind that has
-        one number for a parameter of several is a count of every parameter: also where a slice is one number.
+        A state is sliced as its parameter, also behind further dims (ASGD's gradients of several steps, [steps, …]); of
+        another shape (a step count) it is whole on every rank that has it. A kind that has one number for a parameter
+        of several is such a count for every parameter: also where a slice is one number.
         """
         counts = {kind for kind, tensor, parameter in states if tensor.size == 1 < parameter.size}
-        return [
-            replace(self.placement_of(parameter), shard=None)
-            if kind in counts or tensor.shape != parameter.shape
-            else self.placement_of(parameter)
-            for kind, tensor, parameter in states
-        ]
+        placements = []
+        for kind, tensor, parameter in states:
+            placement, before = self.placement_of(parameter), tensor.ndim - parameter.ndim
+            shard = placement.shard
+            if shard is not None:
+                is_slice = kind not in counts and tensor.shape[before:] == parameter.shape
+                shard = replace(shard, dim=shard.dim + before) if is_slice else None
+            placements.append(replace(placement, shard=shard))
+        return placements

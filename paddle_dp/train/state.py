@@ -153,7 +153,7 @@ def optimizer_states(learner: Learner) -> list[Placed]:
     named = dict(learner.placed.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
     states = [(name.rpartition("/")[2], each, named[_parameter(name)]) for name, each in tensors.items()]
-    return [*zip(tensors, tensors.values(), learner.placed.placements.of_states(states), strict=True)]
+    return [*zip(tensors, tensors.values(), learner.placed.placements.state_placements(states), strict=True)]
 
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:

@@ -82,9 +82,11 @@ def test_a_count_is_no_slice_also_where_the_slice_of_a_parameter_is_one_number()
     placements.record(bias, shard=Shard(0, 1, 2), owner=1)
     states = [(kind, p) for p in (bias, weight) for kind in ("moment", "count")]
     shapes = {"moment": lambda p: p.shape, "count": lambda p: [1]}
-    bias_moment, bias_count, moment, count = placements.of_states(
+    bias_moment, bias_count, moment, count = placements.state_placements(
         [(kind, paddle.ones(shapes[kind](p)), p) for kind, p in states]
     )
     assert (moment.offset([2, 4]), bias_moment.offset([1])) == ((0, 4), (1,))
     assert bias_count == count
+    (steps,) = placements.state_placements([("steps", paddle.ones([3, 2, 4]), weight)])
+    assert (steps.offset([3, 2, 4]), steps.global_shape([3, 2, 4])) == ((0, 0, 4), (3, 2, 8))
     assert (count.slice_index, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)
