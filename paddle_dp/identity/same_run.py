@@ -290,7 +290,7 @@ def _is_function_of_step(schedule: Any) -> bool:
     """True if a schedule of Paddle's, and any within it, computes the rate of any step without earlier ones."""
     if not isinstance(schedule, lr.LambdaDecay) and type(schedule).__module__ != lr.__name__:
         return False
-    recursive = (lr.ReduceOnPlateau, lr.MultiplicativeDecay, lr.LinearLR)
+    recursive = (lr.ReduceOnPlateau, lr.LinearLR)
     within = [value for value in vars(schedule).values() if isinstance(value, lr.LRScheduler)]
     return not isinstance(schedule, recursive) and all(map(_is_function_of_step, within))
 
@@ -313,19 +313,34 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     return bool(after), None
 
 
-def load_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
+def load_schedule(schedule: Any, saved: Mapping[str, Any], now: RunSignature | None = None) -> None:
     """Continues a schedule from a checkpoint's state: one that is a function of the step, and another one than the
-    checkpoint's, with its own rate; any other with the checkpoint's, as it may follow from earlier ones."""
+    checkpoint's, with its own rate; any other with the checkpoint's, as it may follow from earlier ones, unless the
+    run's identity, `now`, has accepted its change: it takes the steps so far again, if they are all that it keeps."""
     state, current = saved["schedule"] or {}, schedule.state_dict()
-    replaced = state.keys() != current.keys() or _other_rate(saved, schedule)[1] is not None
+    step = state.get("last_epoch", saved["progress"]["step"])
+    past = (saved.get("identity") or {}).get("accepted", ())
+    accepted = now is not None and any(c["key"].startswith("schedule") for c in now.accepted[len(past) :])
+    replaced = accepted or state.keys() != current.keys() or _other_rate(saved, schedule)[1] is not None
     if replaced and _is_function_of_step(schedule):
-        schedule.step(state.get("last_epoch", saved["progress"]["step"]))
+        schedule.step(step)
+    elif accepted and _keeps_only_steps(current):
+        if schedule.last_epoch > step:  # the guard rewinds: begin as LRScheduler does
+            vars(schedule).update(last_epoch=-1, last_lr=schedule.base_lr)
+        for _ in range(step - schedule.last_epoch):
+            schedule.step()
     elif state:
         schedule.set_state_dict({**current, **state})
         if isinstance(schedule, lr.CosineAnnealingWarmRestarts) and "T_cur" not in state:
             _set_period(schedule)
         if isinstance(schedule, Plateau):  # its peak may be another
             schedule.step(schedule.last_epoch)
+
+
+def _keeps_only_steps(state: Mapping[str, Any]) -> bool:
+    """True for a schedule's state, with the one within it of a warm-up, that is the number of steps and their rate."""
+    within = [value for key, value in state.items() if key not in ("last_epoch", "last_lr")]
+    return all(isinstance(value, Mapping) and _keeps_only_steps(value) for value in within)
 
 
 def _set_period(schedule: Any) -> None:

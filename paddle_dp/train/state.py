@@ -20,6 +20,7 @@ from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
+from paddle_dp.identity.facts import RunSignature
 from paddle_dp.identity.same_run import load_schedule
 from paddle_dp.learner import Learner
 from paddle_dp.learner.ema import Averages
@@ -206,22 +207,27 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
     }
 
 
-def restore(checkpoint: Checkpoint, learner: Learner, averages: Averages | None = None) -> Progress:
+def restore(
+    checkpoint: Checkpoint,
+    learner: Learner,
+    averages: Averages | None = None,
+    identity: RunSignature | None = None,
+) -> Progress:
     """Loads a checkpoint into a learner and its averages, and returns its progress. Averages that the checkpoint lacks
-    begin with its weights.
+    begin with its weights. `identity`: the run's, with the changes that it has accepted.
 
     In the layout that saved it, every rank gets its RNG state back and the run continues bit by bit; in another layout
     the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     with content_of(checkpoint.folder):
-        progress = _restore(checkpoint, learner)
+        progress = _restore(checkpoint, learner, identity)
         if averages is not None:
             _load_averages(checkpoint, averages)
         return progress
 
 
-def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
+def _restore(checkpoint: Checkpoint, learner: Learner, identity: RunSignature | None) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
@@ -233,7 +239,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     learner.rate.steps = progress.step
     state = checkpoint.state
     if learner.rate.schedule is not None:
-        load_schedule(learner.rate.schedule, state)
+        load_schedule(learner.rate.schedule, state, identity)
         learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])

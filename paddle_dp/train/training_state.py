@@ -244,7 +244,8 @@ class TrainingState:
     def restore_without_judge(self, checkpoint: Checkpoint) -> None:
         """Restores all but the judge's state."""
         self.learner.weights.wait()
-        self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
+        self.progress = state.restore(checkpoint, self.learner, self.averages, self.run.identity)
+        self.soundness.step = None
 
     def add(self, callback: Callback) -> None:
         """Adds a callback, which is called from the next moment on. Call it on every rank.

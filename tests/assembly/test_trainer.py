@@ -326,7 +326,8 @@ def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
         (lr.MultiStepDecay(0.1, [2, 4]), r"If milestones=\[2, 4\] counts epochs, multiply by 24"),
         (lr.LambdaDecay(0.1, remembers), "LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the"),
         (lr.LambdaDecay(0.1, lambda update: random.random()), r"LambdaDecay steps after every .* an epoch\.$"),
-        (lr.MultiplicativeDecay(0.1, lambda epoch: 0.95), r"Decay steps after every update, 24 times an epoch\.$"),
+        (lr.MultiplicativeDecay(0.1, lambda epoch: 0.95), "0.1 at first, 0.0292 after an epoch, 0.000223 at the end"),
+        (lr.LinearLR(0.1, 9), r"LinearLR steps after every update, 24 times an epoch\. If total_steps=9 counts"),
     ):  # fmt: skip
         assert re.search(text, schedule_line(schedule, steps=120, steps_per_epoch=24))
     assert calls == [0]  # by Paddle, when it was made

@@ -476,6 +476,45 @@ def test_a_schedule_of_another_kind_goes_on_at_the_same_update(tmp_path: Path) -
     assert trainer.learner.rate.schedule.state_dict() == {"last_epoch": 4, "last_lr": 0.1, "seen": 3}
 
 
+class Warm(LR.LRScheduler):  # type: ignore[name-defined, misc]
+    """A schedule of the user's own, whose state is the number of steps and their rate."""
+
+    def get_lr(self) -> float:
+        return self.base_lr * min(1.0, (self.last_epoch + 1) / 6)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:There are some unused values")  # Paddle's, of a schedule within one
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda peak: LR.LinearLR(peak, 7),
+        lambda peak: LR.MultiplicativeDecay(peak, lambda epoch: 0.9),
+        lambda peak: LR.LinearWarmup(LR.LinearLR(peak, 7), 2, 0.0, peak),
+        Warm,
+    ],
+)
+def test_an_accepted_schedule_without_a_formula_takes_its_steps_again(
+    tmp_path: Path, make: Callable[[float], Any]
+) -> None:
+    """LinearLR kept the old peak for good, others for one update, where the message promised the new one."""
+    script(tmp_path, schedule=make(0.1)).fit("4 steps")
+    with pytest.raises(UsageError, match=r"schedule\.\S+ was 0\.1 and is 0\.2"):
+        script(tmp_path, schedule=make(0.2), resume=True)
+    trainer, due = script(tmp_path, schedule=make(0.2), resume=True, accept=["schedule"]), make(0.2)
+    for _ in range(4):
+        due.step()
+    assert rate_of(trainer) == due()
+    trainer.fit("6 steps")
+    assert trainer.run.resumed is not None
+    trainer.restore(trainer.run.resumed)  # as the guard does
+    assert rate_of(trainer) == due()
+    trainer.fit("7 steps")
+    for _ in range(3):
+        due.step()
+    assert rate_of(trainer) == due()
+    assert rate_of(script(tmp_path, schedule=make(0.2), resume=True)) == due()
+
+
 def test_another_script_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main, file = sys.modules["__main__"], tmp_path / "script.py"
     monkeypatch.setattr(main, "__file__", str(file), raising=False)
