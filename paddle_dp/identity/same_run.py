@@ -39,6 +39,7 @@ from paddle_dp.identity.task_facts import schedule_of, task_facts, unsaved_tenso
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
+from paddle_dp.part.annotation import CUTTABLE
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -151,7 +152,7 @@ def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
 def _object_facts(task: Task) -> dict[str, Any]:
     """Kinds and settings of the objects; which parameters are frozen."""
     facts = task_facts(task)
-    layers = {key: value for key, value in facts.items() if key.startswith("model.")}
+    layers = {k: v for k, v in facts.items() if k.startswith("model.") and not _splits(k, (v,), task)}
     if len(layers) > _MAX_LAYER_SETTINGS:
         digest = f"{checksum(json.dumps(layers, sort_keys=True, default=str))} of {len(layers)} settings"
         facts = {key: value for key, value in facts.items() if key not in layers} | {_ALL_LAYERS: digest}
@@ -253,7 +254,22 @@ def _rule(key: str, was: Any, now: Any, task: Task) -> str:
         return NOTED  # the samples are compared
     if key == "strategy.sync_batch_norm" and statistics(task.model):
         return REFUSED
+    if _splits(key, (was, now), task):
+        return NOTED  # as `strategy` is: it says how a layout divides the same function
     return RULES[max((begin for begin in RULES if key.startswith(begin)), key=len)]
+
+
+def _splits(key: str, values: Sequence[Any], task: Task) -> bool:
+    """True for an entry of a model's tables `cuts` and `attention_methods`, from a recipe or on a layer; by its values,
+    as a model may have settings of these names. Not for `blocks`, by which exact dropout numbers its masks."""
+    entries = [entry for v in values if v != _ABSENT for entry in (v if isinstance(v, list) else [v])]
+    segments = key.split(".")
+    if segments[0] != "model" or not all(isinstance(entry, str) for entry in entries):
+        return False
+    if "cuts" in segments[:-1]:
+        return set(entries) <= {*CUTTABLE}
+    layers = task.model.sublayers(include_self=True) if "attention_methods" in segments else []
+    return bool(layers) and all(any(callable(getattr(x, e, None)) for x in layers) for e in entries)
 
 
 def _decides_evaluations(key: str) -> bool:

@@ -275,6 +275,42 @@ def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
             again(run, words, accept=["train", "dataset", "optimizer"])
 
 
+def test_a_model_may_get_the_tables_by_which_layouts_split_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way from one process to `tensor` was refused as another model."""
+    cuts = {"cuts": {"0": "colwise", "2": "rowwise"}}
+    said = ("model.cuts.0 was not there and is colwise", "model.cuts.2 was not there and is rowwise")
+    script(tmp_path).fit("2 steps")
+    assert script(tmp_path, resume=True, **cuts).run.changes == said
+    table = {"attention_methods": {"1": "forward"}}
+    (change,) = script(tmp_path, resume=True, **table).run.changes
+    assert change == 'model.1.attention_methods was not there and is ["forward"]'
+    with pytest.raises(UsageError, match=r"model\.annotated_blocks was not there"):  # they number the masks
+        script(tmp_path, resume=True, blocks=["0", ["1", "2"]])
+    monkeypatch.setattr("paddle_dp.identity.same_run._MAX_LAYER_SETTINGS", 1)
+    script(tmp_path / "large").fit("2 steps")
+    assert script(tmp_path / "large", resume=True, **cuts).run.changes == said
+
+
+def sliced(cuts: int = 1, attention_methods: str = "softmax") -> nn.Layer:
+    """A model whose own settings have the names of the tables."""
+    return nn.Linear(64, 10)
+
+
+def test_tables_of_a_recipe_are_told_and_a_models_settings_of_their_names_refused(
+    run: Path, tmp_path: Path
+) -> None:
+    (change,) = again(run, "model.cuts={body.0: colwise}").run.changes
+    assert change == "model.cuts.body.0 was not there and is colwise"
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    model = f"model={{use: {__name__}.sliced, cuts: 1, attention_methods: softmax}}"
+    again(tmp_path, model, resume=None).fit(f"{FEW} steps")
+    for was, now in (("cuts: 1", "cuts: 2"), ("methods: softmax", "methods: linear")):
+        with pytest.raises(UsageError, match=r"model\.(cuts|attention_methods) was (1|softmax) and is"):
+            again(tmp_path, model.replace(was, now))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
