@@ -117,7 +117,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
         turns: in place of `loss`, several losses that each train some of the parameters, such as
             {"critic": {"match": ["critic.*"], "loss": …}, "actor": {"match": ["actor.*"], "loss": …}} (docs/turns.md).
-        optimizer: a finished one, a class of them, or a function of (learning rate, named parameters).
+        optimizer: a finished one, a class, or a function of (learning rate, named parameters).
         length: "3 epochs"; the default length of `fit()`, over which a schedule is spread.
         dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
         folder: where logs and checkpoints are written.
@@ -146,7 +146,9 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     _refuse_finished(model, optimizer, adapter)
     arguments.check_lists(callbacks=callbacks, metrics=metrics, blocks=blocks)
     arguments.check_mappings(cuts=cuts or {}, attention_methods=attention_methods or {})
-    if schedule is None and isinstance(optimizer, (str, Mapping, type)):
+    if schedule is None and (
+        isinstance(optimizer, (str, Mapping)) or arguments.is_optimizer_class(optimizer)
+    ):
         schedule = DEFAULTS["schedule"]
     options = arguments.plain(folder=folder, resume=resume, accept=accept)
     resume_options = read_settings(ResumeOptions, options, OWNER)

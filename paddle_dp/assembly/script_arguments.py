@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -126,6 +126,11 @@ def named_metric(value: Any) -> tuple[str, Any]:
     return f"Trainer.of.metrics: {name}", value
 
 
+def is_optimizer_class(value: Any) -> bool:
+    """True for a class, or a partial of one with settings by name, partial(AdamW, weight_decay=0.1)."""
+    return isinstance(value.func if isinstance(value, partial) and not value.args else value, type)
+
+
 def optimizer_or_maker(value: Any) -> Any:
     """Raises UsageError for several optimizers, and for a class that is none."""
     if isinstance(value, (list, tuple)):
@@ -133,13 +138,14 @@ def optimizer_or_maker(value: Any) -> Any:
             f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
             f"{len(value)}. Give one, with parameter groups, or one for each loss in turns=… (docs/turns.md)."
         )
-    if isinstance(value, type):
-        if wrong := validate_callable(value, "optimizers"):
-            raise UsageError(f"optimizer: {value.__name__} {wrong}.")
+    if is_optimizer_class(value):
+        kind, settings = (value.func, value.keywords) if isinstance(value, partial) else (value, {})
+        if wrong := validate_callable(kind, "optimizers"):
+            raise UsageError(f"optimizer: {kind.__name__} {wrong}.")
         try:
-            return config_of(value, "optimizers")().build
+            return config_of(kind, "optimizers")(**settings).build
         except ValueError as error:
-            raise UsageError(f"optimizer: {value.__name__}: {error}.") from error
+            raise UsageError(f"optimizer: {kind.__name__}: {error}.") from error
     return component.build if (component := named("optimizers", value)) else value
 
 

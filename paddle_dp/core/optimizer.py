@@ -322,11 +322,20 @@ class Rate:
     def replaced(self) -> tuple[float, float] | None:
         """The optimizer's rate and the one that it had from here, if a callback or a script has set another one."""
         rate = self.optimizer._learning_rate
-        return None if self._has_scheduler or rate == self._current else (rate, self._current)
+        if self._has_scheduler or isinstance(rate, LRScheduler):  # `step` refuses another one
+            return None
+        return None if rate == self._current else (rate, self._current)
 
     def step(self) -> None:
-        """Call it after each update."""
+        """Call it after each update. Raises UsageError for a scheduler that a callback or a script has set."""
         self.steps += 1
+        rate = self.optimizer._learning_rate
+        if rate is not self.schedule and isinstance(rate, LRScheduler):
+            raise UsageError(
+                f"optimizer: a callback or the script has given it another schedule, {type(rate).__name__}, which is "
+                "neither stepped nor saved: give it to the training at its start, Trainer.of(schedule=…), or set "
+                "a rate: optimizer.set_lr(…)."
+            )
         if self.schedule is not None:
             self.schedule.step()
             self.apply()

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from paddle_dp.core.consistency import digests
-from paddle_dp.core.optimizer import Rate
 from paddle_dp.identity.walk import Attributes, Walker
 from paddle_dp.learner import Learner
 from paddle_dp.learner.learner_checks import gathered_names
@@ -22,20 +21,27 @@ class Unsaved:
         self._printed: set[str] = set()
         self._callbacks = Attributes({})
         self._sets_rate = False  # whether each start sets the learning rate, a resumed run's as well
+        self._parameters: dict[str, Any] = {}  # their settings after each callback's `start`
 
-    def watch(self, callbacks: Iterable[Any], rate: Rate) -> None:
-        """Looks at the numbers and texts of users' callbacks from now on, and at the learning rate."""
-        self._sets_rate = rate.replaced is not None
+    def watch(self, callbacks: Iterable[Any], learner: Learner) -> None:
+        """Looks at the numbers and texts of users' callbacks from now on, at the learning rate, and at settings of
+        parameters."""
+        self._sets_rate = learner.rate.replaced is not None
+        self._parameters = _parameter_settings(learner)
         walker = Walker(only_plain=True)
         self._callbacks = Attributes(walker.by_label((type(c).__name__, c) for c in callbacks), walker)
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
-        schedule, one for callbacks, and one for a learning rate that is not the schedule's. Collective."""
+        schedule, one for callbacks, one for a learning rate that is not the schedule's, and one for parameters that are
+        frozen, or set otherwise, since the start. Collective."""
         states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
         attributes = self._new("attribute", learner.unsaved.attributes())
+        initial, now = self._parameters, _parameter_settings(learner)
+        changed = [name for name, value in now.items() if value != initial.get(name, value)]
+        parameters = gathered_names(changed, learner.placed.mesh)
         rates = learner.rate.replaced
         if not learner.mesh.is_main:
             return
@@ -44,6 +50,12 @@ class Unsaved:
                 f"learning rate {rates[0]:.6g}: a callback or the script has set it, and it is not in the checkpoint, "
                 f"so a resumed run starts with {rates[1]:.6g}. Give a schedule, or set it in `start`, too, by "
                 "moment.progress."
+            )
+        if parameters and self._new("parameter", ["set"]):
+            _print(
+                f"parameter {parameters[0]}{and_more(parameters)}: a callback or the script has set it, and it is not "
+                "in the checkpoint, so a resumed run starts with its first value, unless a callback sets it in "
+                "`start`, too, by moment.progress."
             )
         if buffers:
             _print(
@@ -91,6 +103,16 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
             f"{names[0]}{and_more(names)}: a callback changed it in `start`, after {step} updates. A run that was not "
             "interrupted has it otherwise: change weights only where moment.progress.step is 0."
         )
+
+
+def _parameter_settings(learner: Learner) -> dict[str, Any]:
+    """Whether each parameter is frozen, its rate factor, and whether it is clipped."""
+    settings = {}
+    for name, p in learner.placed.named_parameters():
+        settings[f"{name}.stop_gradient"] = p.stop_gradient
+        settings[f"{name}.optimize_attr"] = getattr(p, "optimize_attr", {}).get("learning_rate")
+        settings[f"{name}.need_clip"] = getattr(p, "need_clip", True)
+    return settings
 
 
 def _digests(learner: Learner) -> dict[str, tuple[int, int]]:

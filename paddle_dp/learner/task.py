@@ -248,9 +248,21 @@ def quicken(model: nn.Layer, mesh: Mesh) -> None:
 
 
 def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """Makes an optimizer of the parameters that a model trains; the learner updates its rate."""
+    """Makes an optimizer of the parameters that a model trains; the learner updates its rate. Raises UsageError for a
+    function that fails without a schedule's rate."""
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-    return make(task.schedule() if task.schedule else None, named)
+    if task.schedule:
+        return make(task.schedule(), named)
+    try:
+        return make(None, named)
+    except UsageError:
+        raise
+    except Exception as error:  # Paddle's optimizers raise an AssertionError without a text
+        raise UsageError(
+            "optimizer: its function was called with the learning rate None, because no schedule is given, and raised "
+            f"{type(error).__name__}: {str(error) or 'without a text'}. Give a schedule, such as "
+            "schedule={'use': 'constant', 'learning_rate': 1e-3}, or set a rate in the function."
+        ) from error
 
 
 def full_model_learner(task: Task, mesh: Mesh) -> Learner:

@@ -352,7 +352,7 @@ class TrainingState:
         self.look_at_itself()
         self.last_start = _starts[self.run.folder.resolve()] = self.starts + 1
         self.callbacks.tell(self.moment("start"))
-        self._unsaved.watch(self.callbacks, self.learner.rate)
+        self._unsaved.watch(self.callbacks, self.learner)
 
     def tell_gallery(self, gallery: Gallery) -> None:
         """Implements `Training.tell_gallery`."""

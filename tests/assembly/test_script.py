@@ -7,6 +7,7 @@ import fcntl
 import inspect
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -568,6 +569,20 @@ def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
     given["optimizer"] = paddle.optimizer.SGD(0.1, parameters=[*given["model"].parameters(), centre])
     with pytest.raises(UsageError, match=r"optimizer: .* \[4\] is not one of the model's \(Two\)"):
         Trainer.of(**given)
+
+
+def test_a_function_that_needs_a_rate_is_refused_without_a_schedule(tmp_path: Path) -> None:
+    given = described(tmp_path / "run", schedule=None)
+    given["optimizer"] = lambda rate, named: paddle.optimizer.AdamW(rate, parameters=[p for _, p in named])
+    with pytest.raises(UsageError, match="the learning rate None, because no schedule is given, and raised"):
+        Trainer.of(**given)
+
+
+def test_a_partial_of_an_optimizer_class_is_the_class_with_settings(tmp_path: Path) -> None:
+    given = described(tmp_path / "run", schedule=None)
+    given["optimizer"] = partial(paddle.optimizer.AdamW, weight_decay=0.25)
+    optimizer = Trainer.of(**given).learner.optimizer
+    assert (optimizer.get_lr(), optimizer._weight_decay) == (1e-3, 0.25)
 
 
 def test_a_finished_optimizer_does_not_train_an_adapter(tmp_path: Path) -> None:

@@ -244,6 +244,20 @@ def test_each_update_sets_the_rate_of_the_schedule() -> None:
     assert (rate.steps, optimizer.get_lr()) == (1, 0.05)
 
 
+def test_a_scheduler_that_a_callback_gives_is_refused_at_the_next_update() -> None:
+    """Nothing would step it, and the first save formatted it as a number."""
+    layer = paddle.nn.Linear(2, 2)
+    for schedule in (None, paddle.optimizer.lr.StepDecay(0.1, step_size=1)):
+        optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+        rate = Rate(optimizer, schedule)
+        optimizer.set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.5))
+        assert rate.replaced is None
+        with pytest.raises(
+            UsageError, match="another schedule, ExponentialDecay, which is neither stepped nor"
+        ):
+            rate.step()
+
+
 def test_a_norm_that_is_not_finite_on_one_rank_is_not_finite_on_all() -> None:
     norm = GradientNorm([])
     assert norm.from_row(3.0, norm.to_row(3.0)) == 3.0

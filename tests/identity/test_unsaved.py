@@ -263,6 +263,46 @@ def test_a_rate_that_a_callback_sets_is_told_once(
     assert said.count("a resumed run starts with 0.1") == told
 
 
+class Freezes(Callback):
+    """Freezes the bias after the second update, and sets a rate factor of the weight; or does both at the start."""
+
+    def __init__(self, at_start: bool) -> None:
+        self.at_start = at_start
+
+    def start(self, moment: Moment) -> None:
+        if self.at_start:
+            self._set(moment)
+
+    def step(self, moment: Moment) -> None:
+        if moment.progress.step >= 2:
+            self._set(moment)
+
+    def _set(self, moment: Moment) -> None:
+        named = dict(moment.trainer.learner.placed.named_parameters())
+        named["bias"].stop_gradient = True
+        named["weight"].optimize_attr = {"learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(("callbacks", "told"), [([Freezes(False)], 1), ([Freezes(True)], 0), ([], 0)])
+def test_a_parameter_that_a_callback_freezes_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], callbacks: list[Any], told: int
+) -> None:
+    model = nn.Linear(4, 3)
+    train(
+        tmp_path,
+        model,
+        sgd(model),
+        4,
+        callbacks=[*SAVES, *callbacks],
+        test=Samples(4, lambda i: (np.ones(4, "float32"), 0)),
+    )
+    said = capsys.readouterr().err
+    assert (
+        said.count("parameter weight.optimize_attr and 1 more: a callback or the script has set it") == told
+    )
+    assert said.count("parameter ") == told
+
+
 def test_an_iterator_that_cannot_be_copied_is_no_state() -> None:
     assert Walker(state=True).walk({"rows": Rows()}) == {"rows": f"{__name__}.Rows"}
 
