@@ -98,8 +98,12 @@ def metrics_of(functions: Sequence[tuple[str, Any]], loss: Any) -> tuple[Metric,
     refuses the loss."""
     metrics, by_name = [], dict[str, str]()
     for setting, function in functions:
-        with_loss = getattr(function, "with_loss", None)
-        metric = Metric(function if with_loss is None else with_loss(loss), setting)
+        if with_loss := getattr(function, "with_loss", None):
+            try:
+                function = with_loss(loss)
+            except UsageError as error:
+                raise UsageError(f"{setting}: {error}") from None
+        metric = Metric(function, setting)
         for name in metric.names:
             if name in by_name:
                 raise UsageError(f"{by_name[name]} and {setting} both give {name}: leave one of them out.")
@@ -213,8 +217,9 @@ class Collected:
     def _computed(self, contents: list[bytes]) -> Scores:
         if self.metric.adds:
             totals: dict[str, np.ndarray] = {}
-            for content in contents:
-                _add(totals, _unpacked(content))
+            with self.metric.named_errors():
+                for content in contents:
+                    _add(totals, _unpacked(content))
             return self.metric.scores(totals)
         columns = zip(*(_unpacked(content).values() for content in contents), strict=True)
         keys, *arrays = (self._joined(column) for column in columns)
@@ -298,9 +303,17 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _add(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
-    """Adds `sums`; the totals of one rank, too, are new arrays, which a metric may change, and numbers."""
+    """Adds `sums`; the totals of one rank, too, are new arrays, which a metric may change, and numbers.
+
+    Raises UsageError for a sum of another shape than before: NumPy would repeat its elements."""
     for name, value in sums.items():
-        totals[name] = totals.get(name, 0) + value
+        total = totals.get(name)
+        if total is not None and total.shape != value.shape:
+            raise UsageError(
+                f"its sum '{name}' is {[*total.shape]} for some samples and {[*value.shape]} for others. Give it one "
+                "shape, such as np.bincount(targets, minlength=classes)."
+            )
+        totals[name] = (0 if total is None else total) + value
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -23,7 +23,13 @@ class OfClasses:
         self.ignored = ignored
 
     def with_loss(self, loss: Any) -> Self:
-        """This metric, without the targets that the loss ignores."""
+        """This metric, without the targets that the loss ignores. Raises UsageError for a loss whose targets are shares
+        of classes, of which a metric would take one-hot ones for labels."""
+        if getattr(loss, "soft_label", getattr(loss, "keywords", {}).get("soft_label")) is True:
+            raise UsageError(
+                "targets of this loss (soft_label) are shares of classes, and these scores are of class numbers or "
+                "labels. Write a metric of (outputs, targets.argmax(-1)), or learn from class numbers."
+            )
         number = getattr(loss, "ignore_index", None)
         if self.ignored is not None or type(number) is not int:  # True is no class
             return self

@@ -22,8 +22,8 @@ class Perplexity:
         """This metric. Raises UsageError for another loss."""
         if getattr(loss, "use", "") != "cross_entropy" or loss.smoothing:
             raise UsageError(
-                "metrics.perplexity is e to the mean cross-entropy of a token, and the loss of this recipe may be "
-                "something else: set loss: {use: cross_entropy} without label_smoothing, or leave perplexity out."
+                "it is e to the mean cross-entropy of a token, and the loss of this recipe may be something else: "
+                "set loss: {use: cross_entropy} without label_smoothing, or leave perplexity out."
             )
         return self
 

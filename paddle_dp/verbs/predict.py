@@ -205,7 +205,8 @@ def _classes(loss: Loss, answer: Answer, names: tuple[str, ...]) -> tuple[str, .
     """The names of the classes that the outputs [classes] score; () if they are no scores of classes."""
     if (count := len(answer.probabilities)) == len(names):
         return names
-    return tuple(map(str, range(count))) if loss.splits_outputs and count > 1 else ()
+    are_classes = (loss.splits_outputs and count > 1) or (loss.multi_label and count > 0)
+    return tuple(map(str, range(count))) if are_classes else ()
 
 
 def _writable(out: Path, files: Sequence[Path]) -> Path:

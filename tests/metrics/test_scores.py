@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import paddle
 import paddle as framework
 import pytest
+from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.metric import MAX_BYTES, Collected, Metric, metrics_of
@@ -223,6 +225,16 @@ def test_targets_that_the_loss_ignores_do_not_count(use: str) -> None:
         scores({"use": use}, SCORES, CLASSES + 1)
 
 
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(soft_label=True), partial(nn.functional.cross_entropy, soft_label=True)]
+)
+@pytest.mark.parametrize("use", ["classification", "auc", "average_precision"])
+def test_a_loss_of_shares_of_classes_is_refused(use: str, loss: Any) -> None:
+    """One-hot targets were taken for yes-or-no labels."""
+    with pytest.raises(UsageError, match=rf"metrics.{use}: targets of this loss \(soft_label\) are shares"):
+        scores({"use": use}, SCORES, CLASSES, loss=loss)
+
+
 def test_a_switch_of_the_loss_is_no_class() -> None:
     loss = type("Switched", (), {"ignore_index": True})()
     assert scores({"use": "classification"}, SCORES, CLASSES, loss=loss) == scores(
@@ -348,6 +360,27 @@ def test_sums_that_do_not_add_up_are_refused(function: Any) -> None:
         held, arguments = Collected(metric, 41), (outputs[:samples], targets[:samples])
         with pytest.raises(UsageError, match=r"metrics\.mine: .* halves") if samples > 1 else nullcontext():
             held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
+
+
+def test_sums_of_other_lengths_are_refused_within_a_rank_and_between_ranks() -> None:
+    """One element would be added to each of the others."""
+    counts, refused = (
+        Sums(lambda x: np.ones(len(x))),
+        r"metrics\.mine: its sum 'total' is \[.\] for some samples",
+    )
+    contents = []
+    for samples in (1, 3):
+        held = Collected(Metric(counts, "metrics.mine"), 4)
+        held.metric.tried = True
+        arguments = paddle.to_tensor(SCORES[:samples]), paddle.to_tensor(CLASSES[:samples])
+        micro_batch = MicroBatch(None, arguments[1], samples)
+        held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
+        contents += held.gathered(Mesh.alone())
+    with pytest.raises(UsageError, match=refused):
+        held.scores(Mesh.alone(), contents, {})
+    one = MicroBatch(None, arguments[1][:1], 1)
+    with pytest.raises(UsageError, match=refused):
+        held.add(Batch((one,), 1, 0, 0), one, *(argument[:1] for argument in arguments))
 
 
 class Kept(Sums):

@@ -427,6 +427,16 @@ def test_cosines_are_scaled_as_in_the_training():
     assert np.isnan(shares_of({"use": "cross_entropy"}, [0.0, np.nan, 1.0])[1]).all()
 
 
+def test_labels_without_names_have_their_numbers():
+    """They were shown as raw outputs, which are no probabilities."""
+    built = as_loss(read_part("losses", {"use": "binary_cross_entropy"}).build())
+    (answer,) = _answers(
+        paddle.nn.Identity(), built, [Sample(file=Path("a"), row=0, input=np.float32([0, 2]))]
+    )
+    assert _classes(built, answer, ()) == ("0", "1")
+    assert answer.probabilities == pytest.approx([0.5, 1 / (1 + np.exp(-2.0))])
+
+
 @pytest.mark.parametrize("loss", ["mean_squared_error", "triplet"])
 def test_outputs_that_score_no_classes_have_no_probabilities(loss):
     assert shares_of({"use": loss}, [0.1, 0.2, 0.3]) == ((), [])
