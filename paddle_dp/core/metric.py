@@ -113,16 +113,27 @@ def metrics_of(functions: Sequence[tuple[str, Any]], loss: Any) -> tuple[Metric,
 
 
 class Collected:
-    """This rank's collected values for one metric, of `samples` held-out samples over all ranks."""
+    """This rank's collected values for one metric, of `samples` held-out samples over all ranks.
+
+    `failure`: why the metric failed on this rank; no more is collected then, and `scores` raises it on every rank.
+    """
 
     def __init__(self, metric: Metric, samples: int):
-        self.metric, self._samples = metric, samples
+        self.metric, self._samples, self.failure = metric, samples, ""
         self._sums: dict[str, np.ndarray] = {}
         self._structure: Any = None
         self._rows: list[list[np.ndarray]] = []
 
     def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
-        """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
+        """Adds a micro-batch, unless the metric fails, or the rows of all samples are too large."""
+        if self.failure:
+            return
+        try:
+            self._add(batch, micro_batch, outputs, targets)
+        except UsageError as error:
+            self.failure = str(error)
+
+    def _add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
         if self.metric.adds:
             if not self.metric.tried and micro_batch.samples > 1:
                 self.metric.tried = True
@@ -177,17 +188,24 @@ class Collected:
             )
 
     def gathered(self, mesh: Mesh) -> list[bytes]:
-        """The content of every rank, in rank order; b"" of one that saw no outputs. Collective."""
+        """The content of every rank, in rank order; b"" of one that saw no outputs or failed. Collective."""
         if self.metric.derives:
             return []
         content = b""
-        if self._sums:
-            content = _packed(self._sums)
-        elif self._rows:
-            content = _packed(
-                {str(i): self._joined(column) for i, column in enumerate(zip(*self._rows, strict=True))}
-            )
+        try:
+            if self._sums:
+                content = _packed(self._sums)
+            elif self._rows:
+                columns = enumerate(zip(*self._rows, strict=True))
+                content = _packed({str(i): self._joined(column) for i, column in columns})
+        except UsageError as error:
+            self.failure = self.failure or str(error)
         return mesh.gather_bytes(content)
+
+    def refuse_failed(self, mesh: Mesh) -> None:
+        """Raises UsageError, on every rank, if the metric has failed on one. Collective."""
+        if failure := next(filter(None, mesh.gather(self.failure)), ""):
+            raise UsageError(failure)
 
     def scores(self, mesh: Mesh, gathered: list[bytes], numbers: Scores) -> Scores:
         """The scores of all ranks' samples, the same on every rank; `numbers`: the evaluation's others. Collective.
@@ -196,6 +214,7 @@ class Collected:
         """
         if self.metric.derives:
             return self.metric.scores(numbers)
+        self.refuse_failed(mesh)
         answer: Any = None
         contents = [content for content in gathered if content]
         # The first rank that saw outputs computes for all.

@@ -231,8 +231,8 @@ class Callback:
         """Called after the checkpoint of `moment.progress` could not be written; the training continues."""
 
     def interrupted(self, moment: Moment) -> None:
-        """Called when a signal or train.max_time stops the training early, after the update that all ranks agreed on.
-        Save the state for a resume and no more, since time is short. `failed` follows, not `end`."""
+        """Called when a signal, train.max_time or a failed metric stops the training early, after the same update on
+        all ranks. Save the state for a resume and no more, since time is short. `failed` follows, not `end`."""
 
     def end(self, moment: Moment) -> None:
         """Called after the last update."""

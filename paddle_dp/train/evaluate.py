@@ -130,8 +130,13 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
 def names_of_numbers(
     learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()
 ) -> set[str]:
-    """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective."""
+    """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective.
+
+    Raises UsageError, on every rank, for a metric that fails there.
+    """
     tally = _tallied(learner, loader, 1, metrics)
+    for collected in tally.collected:
+        collected.refuse_failed(mesh)
     rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
     names = {name for row in rows for name in row}
     for metric in metrics:

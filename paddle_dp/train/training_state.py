@@ -270,6 +270,8 @@ class TrainingState:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         evaluation = self._evaluation(self.run.test_loader)
         self._tell_evaluated(evaluation)
+        if evaluation.not_finite and not self.callbacks.at_work:
+            self._refuse_evaluation(evaluation)
         return evaluation
 
     def evaluate_for_schedule(self, plateau: Plateau) -> None:
@@ -286,6 +288,8 @@ class TrainingState:
                     )  # fmt: skip
             self._tell_evaluated(evaluation)
         self.learner.drop_gradients()  # which `call` does for all other moments
+        if evaluation.not_finite:
+            self._end_by(evaluation)
 
     def refuse_schedule(self) -> None:
         """Raises UsageError for a schedule that waits for a score which no evaluation has. Collective."""
@@ -325,8 +329,6 @@ class TrainingState:
         if self.last_start and self.last_start == self.starts:
             self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
-            if not self.callbacks.at_work:
-                self._refuse_evaluation(evaluation)
             self._refused = evaluation
 
     def evaluation_names(self) -> set[str]:
@@ -379,7 +381,15 @@ class TrainingState:
         self._refused = None
         self.callbacks.call(moment, callbacks, *subject)
         if self._refused is not None:
-            self._refuse_evaluation(self._refused)
+            self._end_by(self._refused)
+
+    def _end_by(self, evaluation: Evaluation) -> NoReturn:
+        """Raises `_refuse_evaluation`'s error; if only a metric failed, after the callbacks have saved the updates."""
+        try:
+            self._refuse_evaluation(evaluation)
+        except UsageError:
+            self.callbacks.call(self.moment("interrupted"), self.callbacks)
+            raise
 
     def _refuse_evaluation(self, evaluation: Evaluation) -> NoReturn:
         """Raises NotFiniteError for an evaluation that is not finite: names bad weights or, if there are none, the bad

@@ -37,6 +37,39 @@ def test_the_checkpoint_of_the_step_is_saved_though_its_metric_fails(tmp_path: P
     assert set(resumed.evaluate().numbers) >= {"loss", "auc"}
 
 
+class Late:
+    """A metric whose `sums` fail at the held-out class `bad`."""
+
+    names = ("late",)
+
+    def __init__(self, bad: int):
+        self.bad = bad
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        if (targets == self.bad).any():
+            raise KeyError(self.bad)
+        return {"sum": outputs.sum()}
+
+    def compute(self, sums: Any) -> dict[str, float]:
+        return {"late": float(sums["sum"])}
+
+
+@pytest.mark.parametrize("schedule", [None, {"use": "plateau", "learning_rate": 0.1, "watch": "loss"}])
+def test_the_updates_before_an_evaluation_are_saved_though_sums_fail_in_it(
+    tmp_path: Path, schedule: Any
+) -> None:
+    """No checkpoint is due after that epoch; a schedule that waits for a score evaluates before callbacks may save."""
+    callbacks = ["evaluate", {"use": "checkpoint", "every": "2 epochs"}]
+    classes = [int(target) for _, target in (ROWS[i] for i in range(len(ROWS)))]
+    later = (
+        set(classes[6:]) - set(classes[:6])
+    ).pop()  # not in the first batch, which is tried before the training
+    with pytest.raises(UsageError, match=rf"Trainer.of.metrics: Late failed: KeyError: {later} "):
+        trainer(tmp_path, callbacks, metrics=[Late(later)], schedule=schedule).fit()
+    (saved,) = checkpoints(tmp_path / "checkpoints")
+    assert saved.name == "step-00000003"
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [

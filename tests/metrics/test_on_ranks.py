@@ -136,3 +136,44 @@ def test_every_layout_gives_the_scores_of_one_process(
     for several in run_ranks(scored, ranks, str(tmp_path), {name: cut[name] for name in names}):
         for name in names:
             assert several[name] == pytest.approx(one[name], rel=1e-5), name
+
+
+def one_rank_fails(folder: str) -> tuple[list[str], str]:
+    """In every rank: the checkpoints and the error of a training whose metrics fail on the last rank's share alone."""
+    from paddle import nn
+
+    from paddle_dp import Trainer
+    from paddle_dp.checkpoint import checkpoints
+    from paddle_dp.errors import UsageError
+    from paddle_dp.mesh import join
+
+    mesh = join(seed=3)
+    calls = []
+
+    class Sums:
+        names = ("total",)
+
+        def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+            calls.append(mesh.rank)
+            if mesh.is_main or len(calls) < 5:  # before the training one batch is tried, whole and in halves
+                return {"sum": outputs.sum()}
+            raise KeyError("no such label")
+
+        def compute(self, sums: Any) -> dict[str, float]:
+            return {"total": float(sums["sum"])}
+
+    trainer = Trainer.of(
+        model=nn.Linear(5, 5), train=ROWS, test=ROWS, batch=6, loss="cross_entropy", optimizer="sgd", folder=folder,
+        length="2 epochs", callbacks=["evaluate", "checkpoint"], metrics=[Sums()],
+    )  # fmt: skip
+    try:
+        trainer.fit()
+    except UsageError as error:
+        return [path.name for path in checkpoints(f"{folder}/checkpoints")], str(error)
+    return [], ""
+
+
+def test_a_metric_that_fails_on_one_rank_ends_all_of_them_after_a_checkpoint(tmp_path: Path) -> None:
+    for saved, error in run_ranks(one_rank_fails, 2, str(tmp_path)):
+        assert saved == ["step-00000003"]
+        assert "Sums failed: KeyError: 'no such label'" in error

@@ -203,8 +203,9 @@ def test_outputs_that_no_rank_can_hold_are_refused_at_the_first_batch() -> None:
         Collected(Metric(distance, "metrics.distance"), 1 + MAX_BYTES // 8),
         MicroBatch(None, np.zeros(2), 2),
     )
+    held.add(Batch((micro_batch,), 2, 0, 0), micro_batch, paddle.ones([2]), paddle.ones([2]))
     with pytest.raises(UsageError, match=r"of all 134217729 held-out samples on every rank, 1.0 GB"):
-        held.add(Batch((micro_batch,), 2, 0, 0), micro_batch, paddle.ones([2]), paddle.ones([2]))
+        held.refuse_failed(Mesh.alone())
 
 
 # Numbers that were wrong without an error, when the metrics were attacked ---------------------------------------------
@@ -358,8 +359,9 @@ def test_sums_that_do_not_add_up_are_refused(function: Any) -> None:
     for samples in (1, 41):
         micro_batch = MicroBatch(None, targets[:samples], samples)
         held, arguments = Collected(metric, 41), (outputs[:samples], targets[:samples])
+        held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
         with pytest.raises(UsageError, match=r"metrics\.mine: .* halves") if samples > 1 else nullcontext():
-            held.add(Batch((micro_batch,), samples, 0, 0), micro_batch, *arguments)
+            held.refuse_failed(Mesh.alone())
 
 
 def test_sums_of_other_lengths_are_refused_within_a_rank_and_between_ranks() -> None:
@@ -379,8 +381,9 @@ def test_sums_of_other_lengths_are_refused_within_a_rank_and_between_ranks() -> 
     with pytest.raises(UsageError, match=refused):
         held.scores(Mesh.alone(), contents, {})
     one = MicroBatch(None, arguments[1][:1], 1)
+    held.add(Batch((one,), 1, 0, 0), one, *(argument[:1] for argument in arguments))
     with pytest.raises(UsageError, match=refused):
-        held.add(Batch((one,), 1, 0, 0), one, *(argument[:1] for argument in arguments))
+        held.refuse_failed(Mesh.alone())
 
 
 class Kept(Sums):
@@ -514,7 +517,7 @@ def test_samples_of_different_lengths_are_refused_by_name() -> None:
         micro_batch = MicroBatch(None, targets, 2, first)
         held.add(Batch((micro_batch,), 4, 0, 0), micro_batch, targets, targets)
     with pytest.raises(UsageError, match=r"metrics.distance needs samples of one shape, not \[3\] and \[5\]"):
-        held.gathered(Mesh.alone())
+        held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {})
 
 
 def test_rows_are_in_the_order_of_their_places() -> None:
