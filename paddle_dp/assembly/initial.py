@@ -70,14 +70,21 @@ def _load(load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str]
     here = {name: tuple(shape) for shapes in mesh.gather(local_shapes) for name, shape in shapes.items()}
     there = {name: weights.shape(name) for name in weights.names}
     matched = match(there, here, load, weights.called)
-    loaded = set(matched.loaded)
+    loaded, tied = set(matched.loaded), dict[str, list[str]]()
+    for group in tables.tied:
+        if names := [name for name in group if name in loaded]:
+            tied |= dict.fromkeys(group, names)  # stages of a pipeline have copies, each under its own name
 
     def read() -> None:
         with paddle.no_grad():
             for name, tensor in tensors.items():
-                if name in loaded:
+                if name in loaded or name in tied:
                     placement, shape = placed.placements.placement_of(tensor), tensor.shape
-                    fill(tensor, weights, name, placement.global_shape(shape), placement.offset(shape))
+                    offset = placement.offset(shape)
+                    if name in tied:
+                        weights.refuse_untied(tied[name], offset, shape, copies=not load.only)
+                    source_name = tied.get(name, [name])[0]
+                    fill(tensor, weights, source_name, placement.global_shape(shape), offset)
 
     _together(mesh, read)
     return table(matched, there, here, load, weights, origins)

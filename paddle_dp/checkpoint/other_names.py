@@ -15,7 +15,7 @@ names of published weights as plain data (`PublishedNames`), which describe each
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -153,11 +153,18 @@ class Origin:
 class Translated:
     """`source` under a model's names. Tensors that no complete origin uses keep their names.
 
-    `passed_over`: names of the source that the model does not use.
+    `passed_over`: names of the source that the model does not use; `copies`: those of them that repeat a tied weight.
     """
 
-    def __init__(self, source: WeightSource, origins: Mapping[str, Origin], passed_over: Sequence[str] = ()):
+    def __init__(
+        self,
+        source: WeightSource,
+        origins: Mapping[str, Origin],
+        passed_over: Sequence[str] = (),
+        copies: Sequence[str] = (),
+    ):
         self._source, self.folder, self.passed_over = source, source.folder, tuple(passed_over)
+        self._copies = tuple(copies)
         there = set(source.names)
         self._origins = {name: o for name, o in origins.items() if there.issuperset(o.names)}
         used = {name for origin in self._origins.values() for name in origin.names}
@@ -167,6 +174,34 @@ class Translated:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._origins))
+
+    def tie(self, groups: Iterable[Sequence[str]]) -> None:
+        """Gives a name that the source lacks the origin of another name of the same weight: files of tied weights often
+        have one of them. `groups`: the names of each tied weight."""
+        for names in groups:
+            if there := [name for name in names if name in self._origins]:
+                self._origins |= {name: self._origins[there[0]] for name in names if name not in there}
+
+    def refuse_untied(
+        self, names: Sequence[str], offset: Sequence[int], shape: Sequence[int], copies: bool
+    ) -> None:
+        """Raises UsageError if the source has different numbers for `names`, all of one weight of the model, in the box
+        at `offset`; with `copies`, also for the tensors that repeat it."""
+        origins = {self._origins[name]: self.called(name) for name in names}
+        for copy in self._copies if copies else ():
+            pieces = (Piece(copy), Piece(copy, transposed=True))
+            fitting = [piece for piece in pieces if piece.shape(self._source) == self.shape(names[0])]
+            origins |= {Origin((piece,)): copy for piece in fitting[:1]}
+        if len(origins) == 1:
+            return
+        (first, called), *others = origins.items()
+        array = first.read(self._source, offset, shape)
+        for origin, other in others:
+            if not np.array_equal(array, origin.read(self._source, offset, shape)):
+                raise UsageError(
+                    f"load.path {self.folder}: {called} and {other} differ there, and are one weight, {names[0]}, in "
+                    "this model. Give the model two (model.tied=false), or name the tensors to load with load.only."
+                )
 
     def called(self, name: str) -> str:
         """A tensor's names in the source, joined by " + "."""
@@ -200,18 +235,21 @@ class PublishedNames(Protocol):
     """
 
     def hugging_face(self) -> Names:
-        """Our names → theirs. The key "" holds patterns of their tensors that this model does not use."""
+        """Our names → theirs. The key "" holds patterns of their tensors that this model does not use; one
+        without a star is a copy of a tied weight, if it has its shape."""
         ...
 
 
 @dataclass(frozen=True)
 class Tables:
     """A model's tensor names: convention → ours → theirs; the convention "" is the model's. `passed_over`: convention →
-    patterns of their tensors that this model does not use. `versions`: the model's `hugging_face_versions`."""
+    patterns of their tensors that this model does not use. `versions`: the model's `hugging_face_versions`. `tied`: the
+    names of each weight that has several."""
 
     names: Mapping[str, Names]
     passed_over: Mapping[str, Sequence[str]]
     versions: Mapping[str, str]
+    tied: Sequence[Sequence[str]]
 
     def current_names(self, convention: str, names: Mapping[str, str]) -> dict[str, str]:
         """Replaces the keys of `names` that another version wrote by the table's names; the values stay."""
@@ -238,7 +276,10 @@ def names_of(model: nn.Layer) -> Tables:
                 theirs = [called.removesuffix(".T") for name in unused for called in _called(name, patterns)]
                 add(convention, inner, _in_paddle(published, patterns), [*unused, *theirs])
     versions = dict(getattr(model, "hugging_face_versions", {}))
-    return Tables(tables, passed_over, versions)
+    names = defaultdict[int, list[str]](list)
+    for name, tensor in model.state_dict().items():
+        names[id(tensor)].append(name)
+    return Tables(tables, passed_over, versions, [group for group in names.values() if len(group) > 1])
 
 
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
@@ -263,7 +304,11 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
     plain = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
     patterns = tables.passed_over.get(convention, ())
     unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
-    return Translated(plain, origins_of(tables.names[convention]), unused), convention
+    weights = Translated(
+        plain, origins_of(tables.names[convention]), unused, [name for name in unused if name in patterns]
+    )
+    weights.tie(tables.tied)
+    return weights, convention
 
 
 def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None) -> None:

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from paddle import nn
 
+from models import gpt
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.initial import match
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import load, merge
+from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, origins_of
 from paddle_dp.checkpoint.source import SafetensorsFile, source
-from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.errors import CheckpointError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
+from tests.checkpoint.test_other_names import written
 from tests.house.datasets import Samples
 from tests.house.recipes import small_recipe
-from tests.house.training import trained
+from tests.house.training import build_trainer, trained
 from tests.ranks import run_ranks
 
 HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
@@ -181,3 +184,59 @@ def test_any_layout_begins_with_them(first: Path, tmp_path: Path, ranks: int, st
     for found in many:
         np.testing.assert_allclose(found["rows"], one[0]["rows"], rtol=1e-5)
     assert json.dumps(many[0]["rows"])
+
+
+TIED = {"blocks.0.token.weight", "blocks.3.out.weight"}
+
+
+def tied_weights(texts: dict[str, str], folder: str) -> dict[str, Any]:
+    """In a rank: for each recipe the sums of the names of GPT's tied weight here, after a step, or the error."""
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            trainer = build_trainer(text, f"{folder}/{len(found)}")
+            found[name] = [
+                float(x.numpy().sum()) for n, x in trainer.learner.placed.state().items() if n in TIED
+            ]
+            trainer.fit()
+        except PaddleDPError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_a_tied_weight_is_one_in_every_layout(tmp_path: Path) -> None:
+    """Of two in a file the last one won on one process, or the head was passed over, silently; a pipeline loaded each
+    on its stage, or a selected one on one stage, and blamed the ranks."""
+    model = gpt.Config(vocab=32, width=32, depth=2, heads=4, length=16, tied=True).build()
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    token, head = state["blocks.0.token.weight"], state["blocks.3.out.weight"] + 1
+    theirs: dict[str, np.ndarray] = {}
+    for name, origin in origins_of(names_of(model).names[HUGGING_FACE]).items():
+        theirs |= origin.written(state[name])
+    two = written(tmp_path / "two.safetensors", {"format": "pd"}, **{**state, "blocks.3.out.weight": head})
+    one = {name: array for name, array in state.items() if name != "blocks.3.out.weight"}
+    files = {
+        "two": f"{{path: {two}}}", "two, of Hugging Face's": {**theirs, "lm_head.weight": head},
+        "equal, of Hugging Face's": {**theirs, "lm_head.weight": token},
+        "one": f"{{path: {written(tmp_path / 'one.safetensors', {'format': 'pd'}, **one)}}}",
+        "token selected": f"{{path: {two}, only: [blocks.0.token]}}",
+        "head selected": f"{{path: {two}, only: [blocks.3.out]}}",
+    }  # fmt: skip
+    texts = {}
+    for name, content in files.items():
+        if isinstance(content, dict):
+            file = written(tmp_path / f"{len(texts)}.safetensors", {"format": "pt"}, **content)
+            content = f"{{path: {file}}}"
+        texts[name] = small_recipe(
+            "length: 1 steps, batch: 8, seed: 2", f"load: {content}", strategy="STRATEGY", callbacks="[]",
+            model="gpt, vocab: 32, width: 32, depth: 2, heads: 4, length: 16, tied: true",
+            dataset="random_tokens, vocab: 32, length: 16, samples: 16, test_samples: 8",
+        )  # fmt: skip
+    for ranks, strategy in ((1, "single"), (2, "hybrid, pipeline: 2")):
+        there = {name: text.replace("STRATEGY", strategy) for name, text in texts.items()}
+        for found in run_ranks(tied_weights, ranks, there, str(tmp_path / str(ranks))):
+            assert "blocks.0.token.weight and blocks.3.out.weight differ there" in found["two"]
+            assert "transformer.wte.weight and lm_head.weight differ there" in found["two, of Hugging Face's"]
+            for name in ("equal, of Hugging Face's", "one", "token selected"):
+                assert found[name] == pytest.approx([token.sum()] * (2 // ranks), abs=1e-3), name
+            assert found["head selected"] == pytest.approx([head.sum()] * (2 // ranks), rel=1e-5)
