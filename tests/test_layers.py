@@ -61,7 +61,7 @@ LINES_TODAY: dict[str, int] = {
     "checks": 1005, "identity": 1890, "checkpoint": 2217, "why": 1159,
     "certificate": 1009, "assembly": 2146, "train": 2042, "plan": 3129, "cli": 1530, "dashboard": 1248,
     "callbacks": 1560, "model": 1245, "verbs": 2616, "plug-ins": 6565, "launch": 6119, "doctor": 1719, "proof": 4289,
-    "audit": 2521, "ray": 478, "weights": 1531,
+    "audit": 2521, "ray": 478, "weights": 1544,
 }  # fmt: skip
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
 # (module, module); rows may only go.

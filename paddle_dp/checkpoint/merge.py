@@ -34,13 +34,13 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
 
 
 def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> None:
-    """Streams whole tensors into the file `out`, which appears atomically. Raises CheckpointError if it cannot be
-    written."""
+    """Streams whole tensors into the file `out`, which appears atomically and says that Linear is Paddle's. Raises
+    CheckpointError if it cannot be written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     try:
         with replacing(out) as partial:
-            stream_tensors(partial, forms, read)
+            stream_tensors(partial, forms, read, {"format": "pd"})
     except OSError as error:
         raise CheckpointError(f"{out} was not written: {error.strerror}.") from error
 

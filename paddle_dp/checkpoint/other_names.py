@@ -244,12 +244,13 @@ class PublishedNames(Protocol):
 class Tables:
     """A model's tensor names: convention → ours → theirs; the convention "" is the model's. `passed_over`: convention →
     patterns of their tensors that this model does not use. `versions`: the model's `hugging_face_versions`. `tied`: the
-    names of each weight that has several."""
+    names of each weight that has several. `shapes`: of the model's tensors."""
 
     names: Mapping[str, Names]
     passed_over: Mapping[str, Sequence[str]]
     versions: Mapping[str, str]
     tied: Sequence[Sequence[str]]
+    shapes: Mapping[str, tuple[int, ...]]
 
     def current_names(self, convention: str, names: Mapping[str, str]) -> dict[str, str]:
         """Replaces the keys of `names` that another version wrote by the table's names; the values stay."""
@@ -276,37 +277,41 @@ def names_of(model: nn.Layer) -> Tables:
                 theirs = [called.removesuffix(".T") for name in unused for called in _called(name, patterns)]
                 add(convention, inner, _in_paddle(published, patterns), [*unused, *theirs])
     versions = dict(getattr(model, "hugging_face_versions", {}))
-    names = defaultdict[int, list[str]](list)
+    names, shapes = defaultdict[int, list[str]](list), {}
     for name, tensor in model.state_dict().items():
         names[id(tensor)].append(name)
-    return Tables(tables, passed_over, versions, [group for group in names.values() if len(group) > 1])
+        shapes[name] = tuple(tensor.shape)
+    tied = [group for group in names.values() if len(group) > 1]
+    return Tables(tables, passed_over, versions, tied, shapes)
 
 
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
     """The source under a model's names, and its naming convention: "" or words for the screen.
 
     `rename`: patterns of the source's names → new names. Of the writing framework's conventions, the one that matches
-    most tensors is chosen; the model's names win a tie. Raises UsageError for a pattern that matches nothing or gives
-    two tensors one name, and for PaddleNLP's weights with an unknown layout.
+    most tensors by name, and of those by shape, is chosen; the model's names win a tie. Raises UsageError for a pattern
+    that matches nothing or gives two tensors one name, for PaddleNLP's weights with an unknown layout, and for a Linear
+    that fits as it is and transposed, if nothing says which framework wrote it.
     """
     names = renamed(source.names, rename)
-    usable = [
-        convention
-        for convention in tables.names
-        if source.from_torch in (None, convention not in PADDLE_CONVENTIONS)
-    ]
-    convention = max(
-        usable,
-        key=lambda convention: _fits(tables.names[convention], set(tables.current_names(convention, names))),
-    )
-    there = tables.current_names(convention, names)
-    _refuse_unknown(there, tables.names[convention], source.from_torch)
-    plain = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
+    plain, fitting = dict[str, Translated](), dict[str, dict[str, Origin]]()
+    scores = dict[str, tuple[int, int]]()
+    for convention, table in tables.names.items():
+        if source.from_torch in (None, convention not in PADDLE_CONVENTIONS):
+            there = tables.current_names(convention, names)
+            plain[convention] = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
+            origins = {n: o for n, o in origins_of(table).items() if there.keys() >= {*o.names}}
+            shapes = {name: origin.shape(plain[convention]) for name, origin in origins.items()}
+            fitting[convention] = {n: o for n, o in origins.items() if shapes[n] == tables.shapes.get(n)}
+            scores[convention] = len(origins), len(fitting[convention])
+    convention = max(scores, key=lambda each: scores[each])
+    for rival in (each for each in scores if scores[each] == scores[convention]):
+        _refuse_ambiguous(fitting[convention], fitting[rival], source)
+    _refuse_unknown(plain[convention].names, tables.names[convention], source.from_torch)
     patterns = tables.passed_over.get(convention, ())
-    unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
-    weights = Translated(
-        plain, origins_of(tables.names[convention]), unused, [name for name in unused if name in patterns]
-    )
+    unused = [name for name in plain[convention].names if any(fnmatchcase(name, p) for p in patterns)]
+    copies = [name for name in unused if name in patterns]
+    weights = Translated(plain[convention], origins_of(tables.names[convention]), unused, copies)
     weights.tie(tables.tied)
     return weights, convention
 
@@ -328,8 +333,16 @@ def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None)
                 raise UsageError(f"load: {name} is PaddleNLP's, {kind}.")
 
 
-def _fits(table: Names, there: set[str]) -> int:
-    return sum(there.issuperset(origin.names) for origin in origins_of(table).values())
+def _refuse_ambiguous(fitting: Mapping[str, Origin], rival: Mapping[str, Origin], source: Opened) -> None:
+    """Raises UsageError for a tensor that fits by both conventions, and is transposed by one of them."""
+    for name in sorted(fitting.keys() & rival.keys()):
+        ours, theirs = ([p.transposed for p in origins[name].pieces] for origins in (fitting, rival))
+        if ours != theirs:
+            raise UsageError(
+                f"load.path {source.folder}: nothing there says whether PyTorch or Paddle wrote it, and {name} is "
+                "square: PyTorch's Linear is the transposed one of Paddle's. Write the file anew with safetensors' "
+                'save_file(…, metadata={"format": "pt"}), or "pd" for weights of Paddle; paddle-dp merge does so.'
+            )
 
 
 def torch_names(model: nn.Layer) -> dict[str, str]:

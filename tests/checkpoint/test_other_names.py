@@ -81,13 +81,22 @@ def small() -> nn.Layer:
 
 
 def test_a_file_of_pytorch_is_turned_and_one_of_paddle_is_not(tmp_path: Path) -> None:
-    """The first Linear is square: only who wrote the file says how it lies."""
+    """The first Linear is square: who wrote the file says how it lies, or else the shape of the other one."""
     square = DRAW.normal(size=(4, 4)).astype("float32")
     theirs = {"0.weight": square, "0.bias": (4,)}
-    for metadata, wanted in (({"format": "pt"}, square.T), ({"format": "pd"}, square), (None, square)):
-        file = written(tmp_path / "w.safetensors", metadata, **theirs)
+    for metadata, head, expected in (
+        ({"format": "pt"}, None, square.T), ({"format": "pd"}, None, square),
+        (None, (3, 4), square.T), (None, (4, 3), square),
+    ):  # fmt: skip
+        file = written(tmp_path / "w.safetensors", metadata, **theirs, **({"2.weight": head} if head else {}))
         weights, _ = translated(source(file), names_of(small()), {})
-        np.testing.assert_array_equal(weights.read("0.weight"), wanted)
+        np.testing.assert_array_equal(weights.read("0.weight"), expected)
+    for head in ({}, {"2.weight": (7, 9)}):  # of another model, for strict: false
+        file = source(written(tmp_path / "w.safetensors", None, **theirs, **head))
+        with pytest.raises(
+            UsageError, match=r"nothing there says whether PyTorch or Paddle wrote it, and 0\.weight is"
+        ):
+            translated(file, names_of(small()), {})
     torch_file = save({"0.weight": Tensor(square)}, tmp_path / "w.pth")
     weights, whose = translated(source(torch_file), names_of(small()), {})
     np.testing.assert_array_equal(weights.read("0.weight"), square.T)
