@@ -157,6 +157,11 @@ def merge(
     """
     from paddle_dp import checkpoint as checkpoints
 
+    if out.suffix != ".safetensors":
+        raise UsageError(
+            f"--out {out}: merge writes safetensors, and readers go by the name: give a FILE that ends in "
+            ".safetensors. In Python, paddle.save(safetensors.paddle.load_file(FILE), NAME) writes a .pdparams file."
+        )
     folder = run / "checkpoints"
     source = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
     is_adapter = checkpoints.is_adapter(source)

@@ -205,6 +205,15 @@ def test_an_error_of_verify_has_not_the_status_of_a_difference(
     assert leave("verify", "a.yaml") == status
 
 
+@pytest.mark.parametrize("out", ["model.pdparams", "model"])
+def test_merge_writes_no_file_by_another_format_s_name(
+    leave: Leave, tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """load.path and paddle.load ended at its first byte."""
+    assert leave("merge", str(tmp_path), "-o", out) == 2
+    assert f"--out {out}: merge writes safetensors" in capsys.readouterr().err
+
+
 def test_merge_of_an_adapter_asks_for_one_process_that_has_its_base(
     leave: Leave, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
