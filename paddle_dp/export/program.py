@@ -68,11 +68,15 @@ def _arrays(returned: Any) -> list[Array]:
 
 
 def check_finite(outputs_of_batches: Sequence[list[Array]]) -> None:
-    """Raises ExportError when the model's outputs are not finite: they could not be compared."""
+    """Raises ExportError when the model's outputs are NaN, or a tensor of them has no finite number: they could not be
+    compared. Single infinities may be a mask's."""
     for arrays in outputs_of_batches:
         for array in arrays:
-            if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
-                sample = int(np.argwhere(~finite)[0][0]) if array.ndim else 0
+            if array.dtype.kind != "f":
+                continue
+            bad = np.isnan(array) if np.isfinite(array).any() else ~np.isfinite(array)
+            if bad.any():
+                sample = int(np.argwhere(bad)[0][0]) if array.ndim else 0
                 raise ExportError(
                     f"the model's outputs are not finite (held-out sample {sample} is the first), so nothing was "
                     "written: export another checkpoint, or look at the data."
@@ -105,7 +109,8 @@ def _accepts(run: Call, inputs: Inputs) -> bool:
 def compare(
     program: Call, inputs: Sequence[Inputs], expected: Sequence[list[Array]], tolerance: float
 ) -> Parity:
-    """Runs the program on every batch and compares its outputs with `expected`, the model's.
+    """Runs the program on every batch and compares its outputs with `expected`, the model's. Infinities are equal or
+    infinitely apart.
 
     Raises ExportError if the shapes differ.
     """
@@ -116,9 +121,10 @@ def compare(
         if shapes[0] != shapes[1]:
             raise ExportError(f"the program gives outputs of {shapes[0]}, the model of {shapes[1]}.")
         for ours, models in zip(program_outputs, model_outputs, strict=True):
-            differences = np.abs(ours.astype("float64") - models.astype("float64"))
+            apart = (ours != models) | np.isnan(models)
+            differences = np.abs(ours.astype("float64")[apart] - models.astype("float64")[apart])
             difference = float(np.maximum(difference, differences.max(initial=0.0)))  # keeps NaN
-            largest = max(largest, float(np.abs(models).max(initial=0.0)))
+            largest = max(largest, float(np.abs(models[np.isfinite(models)]).max(initial=0.0)))
     return Parity(
         samples=len(leaves(inputs[0])[0]), difference=difference, largest=largest, tolerance=tolerance
     )

@@ -197,6 +197,22 @@ def test_nan_is_a_difference() -> None:
         program.compare(lambda _: [one[:1]], [one], [[one]], 1e-5)
 
 
+def test_equal_infinities_are_equal() -> None:
+    """A model that masks classes or tokens by minus infinity was not exported."""
+    one = np.ones((2, 3), "float32")
+    masked = one.copy()
+    masked[0, 1] = -np.inf
+    program.check_finite([[masked]])
+    same = program.compare(lambda _: [masked.copy()], [one], [[masked]], 1e-5)
+    assert same.holds and (same.difference, same.largest) == (0, 1)
+    for other in (one, -masked, np.where(masked < 0, np.nan, masked)):
+        assert not program.compare(lambda _, o=other: [o], [one], [[masked]], 1e-5).holds
+        assert not program.compare(lambda _: [masked], [one], [[other]], 1e-5).holds
+    for wrong in (np.where(masked < 0, np.nan, masked), one * np.inf):
+        with pytest.raises(ExportError, match="sample 0 is the first"):
+            program.check_finite([[wrong]])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its checkpoint."""
@@ -261,6 +277,29 @@ def test_a_program_that_is_not_the_model_is_told_and_not_left(
     with pytest.raises(ExportError, match="does not give the model's outputs, so nothing was written"):
         exporting.export(recipe_of(run), {"to": str(tmp_path / "out")})
     assert os.listdir(tmp_path) == []
+
+
+class Masked(paddle.nn.Layer):
+    """Never chooses class 7."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, mask = paddle.nn.Linear(64, 10), paddle.zeros([10])
+        mask[7] = float("-inf")
+        self.register_buffer("mask", mask)
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        return self.head(images.flatten(1)) + self.mask
+
+
+def test_a_model_with_a_mask_is_exported(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, model = exporting._trained, Masked()
+    model.eval()
+    monkeypatch.setattr(exporting, "_trained", lambda *a: (model, real(*a)[1]))
+    exporting.export(recipe_of(run), {"to": str(tmp_path / "out")})
+    assert "largest difference 0.0e+00" in capsys.readouterr().out
 
 
 def test_a_folder_with_other_files_is_left_as_it_is(run: Path, tmp_path: Path) -> None:
