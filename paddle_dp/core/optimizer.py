@@ -38,12 +38,17 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
         if isinstance(learner, nn.Layer):
             parameters_by_owner["loss"] += [p for p in learner.parameters() if not p.stop_gradient]
     for owner, parameters in parameters_by_owner.items():
-        if foreign := [p for p in parameters if id(p) not in known]:
-            raise UsageError(
-                f"{owner}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
-                f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
-                "model.parameters()."
-            )
+        refuse_foreign(owner, [p for p in parameters if id(p) not in known], model)
+
+
+def refuse_foreign(owner: str, foreign: Parameters, model: nn.Layer) -> None:
+    """Raises UsageError if an optimizer or a loss has `foreign` parameters, which are not the model's."""
+    if foreign:
+        raise UsageError(
+            f"{owner}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
+            f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
+            "model.parameters()."
+        )
 
 
 def check_undistributed(model: Any, optimizer: Any) -> None:

@@ -217,6 +217,36 @@ def readable_attributes(thing: Any) -> dict[str, Any]:
         return {}
 
 
+def parameters_within(things: Iterable[Any]) -> list[paddle.Tensor]:
+    """The parameters that objects, layers and functions hold, themselves or in layers: in attributes, lists, closures,
+    partials, and globals that a function names, to a depth. Whether a forward uses them is not known."""
+    reached: dict[int, Any] = {}
+    level = [*things]
+    for _ in range(_DEPTH + 1):
+        new = {id(value): value for value in level if id(value) not in reached}
+        reached |= new
+        level = [inner for value in new.values() for inner in _values_within(value)]
+    parameters = [p for value in reached.values() if isinstance(value, nn.Layer) for p in value.parameters()]
+    return [*parameters, *(value for value in reached.values() if isinstance(value, Parameter))]
+
+
+def _values_within(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple, dict)):
+        entries = [*(value.values() if isinstance(value, dict) else value)]
+        return entries if len(entries) <= _MAX_ENTRIES else []
+    if isinstance(value, (type, ModuleType, paddle.Tensor)):
+        return []
+    values = [*readable_attributes(value).values()]
+    if isinstance(value, nn.Layer):
+        return [*values, *value.children()]
+    if isinstance(value, MethodType):
+        return [*values, value.__self__]
+    if isinstance(value, FunctionType) and not is_library(value.__module__):
+        named = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*values, *(each for each in named if each is not None)]
+    return [*values, value.func] if isinstance(value, partial) else values
+
+
 def short_list(value: Any) -> list[Any]:
     """The entries of a short list or tuple, or of a short dict; [] of anything else."""
     if type(value) not in (list, tuple, dict) or len(value) > _SHORT:  # by type: a proxy may be dead

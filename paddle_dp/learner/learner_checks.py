@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -16,7 +16,7 @@ from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.walk import Attributes, OptimizerMemory
+from paddle_dp.identity.walk import Attributes, OptimizerMemory, parameters_within
 from paddle_dp.learner.update import UpdateMode
 from paddle_dp.mesh import Mesh
 from paddle_dp.text import and_more, few, plural
@@ -83,6 +83,33 @@ class FrozenCheck(LearnerCheck):
                 f"parameter '{name}' was frozen after the model was placed, and paddle.DataParallel waits for its "
                 "gradient. Set strategy.find_unused_parameters=true, or strategy.use=hybrid."
             )
+
+
+class ForeignCheck(LearnerCheck):
+    """Refuses, in the first update, a parameter that the loss or the model uses and that is none of the model's, such
+    as one of a layer in a loss's closure, or in a plain list. `names`: of the whole model's parameters."""
+
+    def __init__(self, placed: PlacedModel, loss: Loss, names: Collection[str]):
+        within = parameters_within([loss.function, *(layer for _, layer in placed.named_layers())])
+        self._model = type(placed.model).__name__
+        self._foreign = [p for p in within if p.name not in names and not p.stop_gradient]
+        self._watched: list[paddle.Tensor] | None = (
+            None  # without a gradient before the first update; then none
+        )
+
+    def before_update(self, mode: UpdateMode) -> None:
+        first = self._watched is None
+        self._watched = [p for p in self._foreign if p.grad is None] if first else []
+
+    def after_exchange(self, update: int, empty: bool) -> None:
+        for parameter in self._watched or ():
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"parameter '{parameter.name}' {list(parameter.shape)}, which the loss or a forward uses, is not "
+                    f"one of the model's ({self._model}), and got a gradient in update {update}: no update would train "
+                    "it, and no checkpoint save it. If it learns, make its layer a sublayer of the model (nn.LayerList "
+                    "for a list); if not, freeze it: parameter.stop_gradient = True."
+                )
 
 
 class FrozenNorms(LearnerCheck):

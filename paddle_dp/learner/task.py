@@ -23,6 +23,8 @@ from paddle_dp.core.optimizer import (
     check_rate,
     check_single_dtype,
     give_parameters,
+    parameters_of,
+    refuse_foreign,
 )
 from paddle_dp.core.parameter_groups import use_group_decays
 from paddle_dp.core.placed_model import PlacedModel
@@ -33,6 +35,7 @@ from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.learner_checks import (
     BatchNormCheck,
     BufferCheck,
+    ForeignCheck,
     FrozenCheck,
     FrozenNorms,
     KnownDifferences,
@@ -72,6 +75,7 @@ class Task:
     - `lendable`: whether the initial weights can be lent to the model (`trial_weights`; None: not tried).
     - `remembers`: the model's attributes, generators and weights that a forward changes, so that an additional forward
       would change the training.
+    - `parameter_names`: Paddle's names of the whole model's parameters, from before it is cut.
     """
 
     model: nn.Layer
@@ -90,6 +94,7 @@ class Task:
     unknown: Sequence[str] = ()
     lendable: bool | None = None
     remembers: Sequence[str] = ()
+    parameter_names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         local_batch_norms(self.model)  # before any trial runs it
@@ -99,6 +104,8 @@ class Task:
                 # The dtype of its rate: it was built for the uncast model.
                 self.optimizer._dtype = paddle.float64
         object.__setattr__(self, "loss", as_loss(self.loss))
+        names = self.parameter_names or frozenset(p.name for p in self.model.parameters())
+        object.__setattr__(self, "parameter_names", names)
         if self.dropout not in get_args(Dropout):
             raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")
 
@@ -190,7 +197,8 @@ class PreparedTask:
             runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
-                FrozenCheck(placed), *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
+                FrozenCheck(placed), ForeignCheck(placed, loss, self.task.parameter_names),
+                *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh),
                 *([BufferCheck(buffers)] if self.mesh.ranks > 1 else []), batch_runner.draws, UnusedCheck(placed, loss),
             ],
@@ -249,10 +257,18 @@ def quicken(model: nn.Layer, mesh: Mesh) -> None:
 
 def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
     """Makes an optimizer of the parameters that a model trains; the learner updates its rate. Raises UsageError for a
-    function that fails without a schedule's rate."""
+    function that fails without a schedule's rate, or that gives its optimizer a parameter which is not the model's."""
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-    if task.schedule:
-        return make(task.schedule(), named)
+    optimizer = make(task.schedule(), named) if task.schedule else _without_rate(make, named)
+    if isinstance(optimizer, paddle.optimizer.Optimizer):
+        updated, here = parameters_of(optimizer), {id(p) for p in model.parameters()}
+        refuse_foreign("optimizer", [p for p in updated if p.name not in task.parameter_names], task.model)
+        if any(id(parameter) not in here for parameter in updated):  # of a list from before the model was cut
+            give_parameters(optimizer, model)
+    return optimizer
+
+
+def _without_rate(make: OptimizerMaker, named: list[tuple[str, paddle.Tensor]]) -> Any:
     try:
         return make(None, named)
     except UsageError:

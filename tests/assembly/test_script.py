@@ -612,6 +612,109 @@ def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
             Trainer.of(**described(tmp_path / "run", **{"optimizer": "adamw", **losses}))
 
 
+scale = nn.Linear(4, 4)  # a global that a loss uses
+
+
+class Scaled:
+    def __init__(self, layers: Any) -> None:
+        self.layers = layers
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return nn.functional.cross_entropy(self.layers[0](outputs), targets, reduction="none")
+
+
+def scaled(layer: Any, outputs: Any, targets: Any) -> Any:
+    return Scaled([layer])(outputs, targets)
+
+
+def closure(layer: Any, learns: bool = True) -> Any:
+    def loss(outputs: Any, targets: Any) -> Any:
+        with paddle.set_grad_enabled(learns):
+            shift = layer(outputs)
+        return nn.functional.cross_entropy(outputs + shift, targets, reduction="none")
+
+    return loss
+
+
+class Listed(Two):
+    """Keeps a layer in a plain list, where Paddle does not find it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = [nn.Linear(4, 4)]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.heads[0](super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: scaled(scale, o, t),
+        closure(nn.Linear(4, 4)),
+        partial(scaled, nn.Linear(4, 4)),
+        Scaled([nn.Linear(4, 4)]),
+        Scaled([nn.Linear(4, 4)]).__call__,
+    ],
+    ids=["global", "closure", "partial", "object", "method"],
+)
+def test_a_loss_that_learns_with_a_layer_of_its_own_is_refused_in_the_first_update(
+    tmp_path: Path, loss: Any
+) -> None:
+    trainer = Trainer.of(**described(tmp_path / "run", optimizer="adamw", loss=loss))
+    with pytest.raises(UsageError, match=r"\[4, 4\].* not one of the model's \(Two\), and got a gradient in"):
+        trainer.fit("2 steps")
+
+
+def test_a_layer_in_a_plain_list_of_the_model_is_refused_in_the_first_update(tmp_path: Path) -> None:
+    trainer = Trainer.of(**described(tmp_path / "run", model=Listed(), optimizer="adamw"))
+    with pytest.raises(UsageError, match=r"not one of the model's \(Listed\).*nn\.LayerList for a list"):
+        trainer.fit("1 step")
+
+
+def test_a_loss_may_use_a_layer_that_does_not_learn(tmp_path: Path) -> None:
+    """A teacher is frozen, or called without gradients; one that learned before has old gradients."""
+    frozen, older = nn.Linear(4, 4), nn.Linear(4, 4)
+    for parameter in frozen.parameters():
+        parameter.stop_gradient = True
+    older(paddle.ones([1, 4])).sum().backward()
+    for loss in (closure(frozen), closure(older, False), closure(nn.Linear(4, 4), False)):
+        Trainer.of(**described(tmp_path / "run", optimizer="adamw", loss=loss)).fit("1 step")
+
+
+def test_an_optimizers_function_that_takes_another_parameter_is_refused(tmp_path: Path) -> None:
+    given = described(tmp_path / "run", schedule={"use": "constant", "learning_rate": 0.1})
+    listed = [*given["model"].parameters(), paddle.create_parameter([4], "float32")]
+    given["optimizer"] = lambda rate, named: paddle.optimizer.SGD(rate, parameters=listed)
+    with pytest.raises(UsageError, match=r"optimizer: .* \[4\] is not one of the model's \(Two\)"):
+        Trainer.of(**given)
+
+
+def weights_of_function(folder: str, strategy: dict[str, Any], listed_before: bool) -> list[Any]:
+    """The weights of this rank after two updates by an optimizer of parameters listed before the model is cut."""
+    untried()
+    given = described(Path(folder), strategy=strategy, schedule={"use": "constant", "learning_rate": 0.1})
+    listed = given["model"].parameters()
+    given["optimizer"] = lambda rate, named: paddle.optimizer.SGD(
+        rate, parameters=listed if listed_before else [p for _, p in named]
+    )
+    trainer = Trainer.of(**given)
+    trainer.fit("2 steps")
+    return [parameter.numpy() for _, parameter in trainer.learner.placed.named_parameters()]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_optimizers_function_may_list_parameters_before_the_model_is_cut(
+    tmp_path: Path, layout: str
+) -> None:
+    folder = str(tmp_path / "run")
+    before, named = (
+        run_ranks(weights_of_function, 2, folder, LAYOUTS[layout], listed_before)
+        for listed_before in (True, False)
+    )
+    assert before == named
+
+
 @pytest.mark.parametrize(
     ("strategy", "more", "said"),
     [
