@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from paddle_dp.core.consistency import digests
-from paddle_dp.identity.walk import Attributes, Walker
+from paddle_dp.core.optimizer import groups_of
+from paddle_dp.identity.walk import PADDLE_ATTRIBUTES, Attributes, Walker, is_library, kind_of, prefixed
 from paddle_dp.learner import Learner
 from paddle_dp.learner.learner_checks import gathered_names
 from paddle_dp.text import and_more
@@ -21,27 +22,26 @@ class Unsaved:
         self._printed: set[str] = set()
         self._callbacks = Attributes({})
         self._sets_rate = False  # whether each start sets the learning rate, a resumed run's as well
-        self._parameters: dict[str, Any] = {}  # their settings after each callback's `start`
+        self._settings: dict[str, Any] = {}  # after each callback's `start`
 
     def watch(self, callbacks: Iterable[Any], learner: Learner) -> None:
-        """Looks at the numbers and texts of users' callbacks from now on, at the learning rate, and at settings of
-        parameters."""
+        """Looks at the numbers and texts of users' callbacks from now on, at the learning rate, and at settings."""
         self._sets_rate = learner.rate.replaced is not None
-        self._parameters = _parameter_settings(learner)
+        self._settings = _settings(learner)
         walker = Walker(only_plain=True)
         self._callbacks = Attributes(walker.by_label((type(c).__name__, c) for c in callbacks), walker)
 
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, one for attributes of model, loss and
-        schedule, one for callbacks, one for a learning rate that is not the schedule's, and one for parameters that are
-        frozen, or set otherwise, since the start. Collective."""
+        schedule, one for callbacks, one for a learning rate that is not the schedule's, and one each for parameters,
+        layers, the loss and the optimizer that are set otherwise since the start. Collective."""
         states = self._new("callback", gathered_names(self._callbacks.changed(), learner.placed.mesh))
         buffers = self._new("buffer", learner.unsaved.buffers())
         optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
         attributes = self._new("attribute", learner.unsaved.attributes())
-        initial, now = self._parameters, _parameter_settings(learner)
-        changed = [name for name, value in now.items() if value != initial.get(name, value)]
-        parameters = gathered_names(changed, learner.placed.mesh)
+        now = _settings(learner)
+        changed = [name for name, value in self._settings.items() if value != now.get(name, value)]
+        changed = gathered_names(changed, learner.placed.mesh)
         rates = learner.rate.replaced
         if not learner.mesh.is_main:
             return
@@ -51,12 +51,13 @@ class Unsaved:
                 f"so a resumed run starts with {rates[1]:.6g}. Give a schedule, or set it in `start`, too, by "
                 "moment.progress."
             )
-        if parameters and self._new("parameter", ["set"]):
-            _print(
-                f"parameter {parameters[0]}{and_more(parameters)}: a callback or the script has set it, and it is not "
-                "in the checkpoint, so a resumed run starts with its first value, unless a callback sets it in "
-                "`start`, too, by moment.progress."
-            )
+        for kind in ("parameter", "layer", "loss", "optimizer"):
+            if names := self._new("setting", [name for name in changed if name.startswith(kind)]):
+                _print(
+                    f"{names[0]}{and_more(names)}: a callback or the script has set it, and it is not in the "
+                    "checkpoint, so a resumed run starts with its first value, unless a callback sets it in `start`, "
+                    "too, by moment.progress."
+                )
         if buffers:
             _print(
                 f"buffer {buffers[0]}{and_more(buffers)}: changed in training, and not in the checkpoint, so a resumed "
@@ -105,13 +106,39 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
         )
 
 
-def _parameter_settings(learner: Learner) -> dict[str, Any]:
-    """Whether each parameter is frozen, its rate factor, and whether it is clipped."""
-    settings = {}
+def _settings(learner: Learner) -> dict[str, Any]:
+    """Whether each parameter is frozen, its rate factor, and whether it is clipped; each layer's mode; the numbers of
+    Paddle's layers, losses and optimizers. (`UnsavedState` has those of users' classes.)"""
+    settings: dict[str, Any] = {}
     for name, p in learner.placed.named_parameters():
-        settings[f"{name}.stop_gradient"] = p.stop_gradient
-        settings[f"{name}.optimize_attr"] = getattr(p, "optimize_attr", {}).get("learning_rate")
-        settings[f"{name}.need_clip"] = getattr(p, "need_clip", True)
+        settings[f"parameter {name}.stop_gradient"] = p.stop_gradient
+        settings[f"parameter {name}.optimize_attr"] = getattr(p, "optimize_attr", {}).get("learning_rate")
+        settings[f"parameter {name}.need_clip"] = getattr(p, "need_clip", True)
+    for name, layer in learner.placed.named_layers():
+        settings[f"layer {name or 'model'}.training"] = layer.training
+        settings |= prefixed(f"layer {name or 'model'}", _numbers_of_library(layer))
+    settings |= prefixed("loss", _numbers_of_library(learner.loss.function))
+    return settings | _optimizer_settings(learner.optimizer)
+
+
+def _numbers_of_library(thing: Any) -> dict[str, Any]:
+    """Without texts: a forward of BatchNorm1D sets its data format."""
+    settings = Walker(only_plain=True).settings_of(thing) if kind_of(thing).startswith("paddle.") else {}
+    return {name: value for name, value in settings.items() if not isinstance(value, str)}
+
+
+def _optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """The numbers and texts of Paddle's optimizers, or of their groups, which Paddle copies to the optimizer; and those
+    of their clips and regularizers."""
+    members = [o for o in getattr(optimizer, "members", [optimizer]) if is_library(type(o).__module__)]
+    tables = [t for o in members for t in ([vars(o)] if groups_of(o) is None else o._param_groups)]
+    settings: dict[str, Any] = {}
+    for number, table in enumerate(tables):
+        values = {name: value for name, value in table.items() if name not in PADDLE_ATTRIBUTES}
+        for name in ("_grad_clip", "grad_clip", "regularization", "weight_decay"):
+            values |= prefixed(name, getattr(table.get(name), "__dict__", {}))
+        label = f"optimizer.groups.{number}" if len(tables) > 1 else "optimizer"
+        settings |= prefixed(label, Walker(only_plain=True).walk(values))
     return settings
 
 

@@ -303,6 +303,64 @@ def test_a_parameter_that_a_callback_freezes_is_told_once(
     assert said.count("parameter ") == told
 
 
+def test_a_resumed_run_whose_callback_freezes_at_the_start_tells_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its `start` is how a callback goes on; the run before has told that it froze in its midst."""
+    for steps, at_start, told in ((3, False, 1), (6, True, 0)):
+        model = nn.Linear(4, 3)
+        train(tmp_path, model, sgd(model), steps, callbacks=[*SAVES, Freezes(at_start)], resume=at_start)
+        assert capsys.readouterr().err.count("a callback or the script has set it") == told
+
+
+class Sets(Callback):
+    """After the second update, or at the start: sets a layer's mode and rate, the loss, the optimizer and its clip."""
+
+    def __init__(self, model: nn.Layer, optimizer: Any, loss: Any, moment: str) -> None:
+        self.of, self.at = lambda: (model, optimizer, loss), moment
+
+    def start(self, moment: Moment) -> None:
+        if self.at == "start":
+            self._set()
+
+    def step(self, moment: Moment) -> None:
+        if moment.progress.step >= 2 and self.at != "never":
+            self._set()
+
+    def _set(self) -> None:
+        model, optimizer, loss = self.of()
+        model[0].eval()
+        model[1].p, loss.label_smoothing = 0.25, 0.125
+        for table in optimizer._param_groups:
+            if isinstance(table, dict):
+                table["weight_decay"], table["grad_clip"].clip_norm = 0.5, 2.0
+                return
+        optimizer._weight_decay, optimizer._grad_clip.clip_norm = 0.5, 2.0
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("moment", ["step", "start", "never"])
+def test_a_mode_and_numbers_that_a_callback_sets_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], moment: str, grouped: bool
+) -> None:
+    model = nn.Sequential(nn.BatchNorm1D(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    parameters: Any = model.parameters()
+    if grouped:
+        parameters = [{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.0}]
+    clip = nn.ClipGradByGlobalNorm(1.0)
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=parameters, weight_decay=0.1, grad_clip=clip)
+    callbacks = [*SAVES, {"use": "evaluate", "every": "1 step"}, Sets(model, optimizer, loss, moment)]
+    held_out = Samples(4, lambda i: (np.ones(4, "float32"), 0))
+    train(tmp_path, model, optimizer, 4, callbacks=callbacks, loss=loss, test=held_out)
+    said = capsys.readouterr().err
+    names = ["layer 0.training and 1 more", "loss.label_smoothing", "optimizer._weight_decay and 1 more"]
+    if grouped:  # one clip for both groups
+        names[2] = "optimizer.groups.0.weight_decay and 2 more"
+    lines = [f"{name}: a callback or the script has set it" for name in names if moment == "step"]
+    assert [line.partition(", and it is")[0] for line in said.splitlines() if "has set it" in line] == lines
+
+
 def test_an_iterator_that_cannot_be_copied_is_no_state() -> None:
     assert Walker(state=True).walk({"rows": Rows()}) == {"rows": f"{__name__}.Rows"}
 
