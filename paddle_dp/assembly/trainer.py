@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from paddle.optimizer import lr
 
 from paddle_dp.assembly.script import trainer_of
+from paddle_dp.core.optimizer import without_clips
 from paddle_dp.core.plateau import Plateau
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
@@ -89,7 +90,8 @@ class Trainer(TrainingState):
         for line in filter(None, lines if self.mesh.is_main else ()):
             print(line, file=sys.stderr)
         requests = StopRequests(self.mesh, self.run.max_time, folder=self._folder)
-        with on_board(), closing(requests):
+        unclipped = without_clips(self.learner.optimizer, self.learner.mode.norm.clips)
+        with on_board(), closing(requests), unclipped:
             try:
                 self._train_to_the_end(requests)
             except BaseException as error:

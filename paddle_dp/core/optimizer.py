@@ -3,7 +3,8 @@ without the clips that need all of them, at the schedule's rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -260,14 +261,30 @@ def take_clips(optimizer: Any) -> list[Clip]:
 
 
 def return_clips(optimizer: Any) -> None:
-    """Gives a finished optimizer the clips back that an earlier training has taken (`take_clips`): the next training
+    """Gives an optimizer the clips back that a training has taken (`take_clips`): the next training, or a user's loop,
     clips by them, too, whatever its strategy."""
+    for member in getattr(optimizer, "members", ()):
+        return_clips(member)
     clip, group_clips = _REMOVED_CLIPS.pop(optimizer, (None, []))
     if optimizer._grad_clip is None:
         optimizer._grad_clip = clip
     if groups_of(optimizer) is not None:
         for table, removed in zip(optimizer._param_groups, group_clips, strict=False):
             table["grad_clip"] = table.get("grad_clip") or removed
+
+
+@contextmanager
+def without_clips(optimizer: Any, clips: Sequence[Clip]) -> Iterator[None]:
+    """Wraps a training. Within it the optimizer has no global-norm clip if the learner clips by `clips`; after it, it
+    has its clips again."""
+    if clips:
+        return_clips(optimizer)
+        take_clips(optimizer)
+    try:
+        yield
+    finally:
+        if clips:
+            return_clips(optimizer)
 
 
 def bound_of(learner: Any) -> float | None:

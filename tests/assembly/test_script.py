@@ -184,6 +184,38 @@ def test_a_second_training_of_a_model_clips_as_the_first_or_is_refused_by_its_ca
         assert "model: an earlier Trainer.of has cut it, or dealt" in many["same optimizer, servers"]
 
 
+def loop_after_fits(folder: str, strategies: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:
+    """By strategy, a weight after two fits of a trainer, and after another update by a loop with its optimizer; with a
+    clip, or one for each parameter group."""
+    weights: dict[str, list[Any]] = {}
+    for name, strategy in strategies.items():
+        for grouped in (False, True):
+            paddle.seed(1)
+            model, clip = Two(), nn.ClipGradByGlobalNorm(0.02)
+            parameters: Any = model.parameters()
+            if grouped:
+                parameters = [{"params": parameters[:3]}, {"params": parameters[3:]}]
+            optimizer = paddle.optimizer.SGD(0.5, parameters=parameters, grad_clip=clip)
+            words = described(Path(folder, f"{name}{grouped}"), model=model, optimizer=optimizer)
+            trainer = Trainer.of(**words | {"strategy": strategy, "callbacks": []})
+            trainer.fit("2 steps")
+            trainer.fit("4 steps")
+            fitted = model.blocks[0].up.weight.numpy()
+            (model(paddle.ones([2, 6])) ** 2).sum().backward()
+            optimizer.step()
+            weights.setdefault(name, []).extend([fitted, model.blocks[0].up.weight.numpy()])
+            untried()
+    return weights
+
+
+def test_a_loop_with_the_optimizer_of_a_training_clips_as_before(tmp_path: Path) -> None:
+    """hybrid took the clip from the optimizer for good: a loop after `fit` made updates without it."""
+    strategies = {"plain": {"use": "data_parallel"}, "hybrid": {"use": "hybrid", "data": 2}}
+    for row in run_ranks(loop_after_fits, 2, str(tmp_path), strategies):
+        for plain, hybrid in zip(row["plain"], row["hybrid"], strict=True):
+            np.testing.assert_allclose(hybrid, plain, rtol=1e-4, atol=1e-6)
+
+
 def losses(run: Path) -> list[float]:
     return [row["loss"] for row in events(run) if row["event"] in ("step", "evaluated")]
 
