@@ -92,14 +92,14 @@ class ForeignCheck(LearnerCheck):
     def __init__(self, placed: PlacedModel, loss: Loss, names: Collection[str]):
         within = parameters_within([loss.function, *(layer for _, layer in placed.named_layers())])
         self._model = type(placed.model).__name__
-        self._foreign = [p for p in within if p.name not in names and not p.stop_gradient]
+        self.foreign = [p for p in within if p.name not in names and not p.stop_gradient]
         self._watched: list[paddle.Tensor] | None = (
             None  # without a gradient before the first update; then none
         )
 
     def before_update(self, mode: UpdateMode) -> None:
         first = self._watched is None
-        self._watched = [p for p in self._foreign if p.grad is None] if first else []
+        self._watched = [p for p in self.foreign if p.grad is None] if first else []
 
     def after_exchange(self, update: int, empty: bool) -> None:
         for parameter in self._watched or ():

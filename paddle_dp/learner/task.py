@@ -191,13 +191,14 @@ class PreparedTask:
         )  # fmt: skip
         known = [*self.task.known_differences, *known_differences]
         local_norms = LocalNorms(placed.named_layers())
+        foreign = ForeignCheck(placed, loss, self.task.parameter_names)
         norms = (batch_norm_check or partial(BatchNormCheck, self.mesh))(local_norms)
         return Learner(
             placed=placed, loss=loss, optimizer=self.optimizer, rate=self.rate, mixed=self.mixed,
             runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
-                FrozenCheck(placed), ForeignCheck(placed, loss, self.task.parameter_names),
+                FrozenCheck(placed), *([foreign] if foreign.foreign else []),
                 *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh),
                 *([BufferCheck(buffers)] if self.mesh.ranks > 1 else []), batch_runner.draws, UnusedCheck(placed, loss),
