@@ -119,7 +119,9 @@ def named_metric(value: Any) -> tuple[str, Any]:
     if component := named("metrics", value):
         return f"metrics.{component.name}", component.build()
     name = getattr(value, "__name__", type(value).__name__)
-    if isinstance(value, type) or not (callable(value) or hasattr(value, "compute")):
+    if isinstance(value, type):
+        raise UsageError(f"Trainer.of.metrics: {name} is a class: give an object, metrics=[{name}()].")
+    if not (callable(value) or hasattr(value, "compute")):
         raise UsageError(
             f"Trainer.of.metrics: {name} is no function of (outputs, targets), and has no compute (docs/metrics.md)."
         )

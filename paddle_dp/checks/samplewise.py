@@ -25,7 +25,7 @@ from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
 from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, state_of, untried
 from paddle_dp.core.batch_norm import is_batch_norm
-from paddle_dp.core.blocks import blocks_of, check_chain, is_table
+from paddle_dp.core.blocks import blocks_of, check_chain, has_groups, is_table
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.extra_forwards import random_state
@@ -113,7 +113,7 @@ def findings(
     if not report.lendable:
         draw(model)
     with trial_weights(model):
-        if chained and (chained == "strategy.pipeline" or is_table(model)):
+        if chained and _needs_chain(model, chained):
             check_chain(model, samples, chained, run_trial)
         if splits_batch and first.samples > 1:
             _add(report, mixing(model, samples(), run_trial, task.dropout == "exact"))
@@ -139,6 +139,14 @@ def findings(
         _add(report, (drawn, []))
         _add(report, mixes)
     return report
+
+
+def _needs_chain(model: nn.Layer, chained: str) -> bool:
+    """Whether forward has to be the chain of the blocks: recompute alone needs none of a model whose forward runs each
+    of them itself."""
+    if chained == "strategy.recompute":
+        return has_groups(model)
+    return chained == "strategy.pipeline" or is_table(model)
 
 
 def _add(report: Findings, sentences: Sentences) -> None:

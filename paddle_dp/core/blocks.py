@@ -84,18 +84,24 @@ def _layers_of(entry: Any, named: dict[str, nn.Layer]) -> list[nn.Layer]:
 
 
 def is_table(model: nn.Layer) -> bool:
-    """Whether the blocks are a table of names; the model's forward then does not run its groups and functions."""
+    """Whether the blocks are a table of names, groups and functions."""
     return any(not isinstance(entry, nn.Layer) for entry in _entries(model))
 
 
+def has_groups(model: nn.Layer) -> bool:
+    """Whether some blocks are groups or functions, which the model's own forward does not run: `settle` then makes
+    forward the chain of the blocks. Where all are layers, forward runs them, and others between them."""
+    return any(isinstance(block, (BlockGroup, Function)) for block in blocks_of(model))
+
+
 def settle(model: nn.Layer) -> list[nn.Layer]:
-    """Fixes and returns the blocks, and makes forward run them one after another if they are a table.
+    """Fixes and returns the blocks, and makes forward run them one after another if some are groups or functions.
 
     Call it after the last layer was replaced, and before a block's forward is changed.
     """
     if model not in _settled:
         blocks = blocks_of(model)
-        if is_table(model) or any(isinstance(block, BlockGroup) for block in blocks):
+        if has_groups(model):
             model.forward = _as_chain(model, blocks)
         _settled[model] = tuple(blocks)
     return blocks_of(model)

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch, leaves, mapped, structure_of, unflatten
+from paddle_dp.core.paddle_metric import PaddleMetric
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
 
@@ -94,15 +95,17 @@ class Metric:
 
 
 def metrics_of(functions: Sequence[tuple[str, Any]], loss: Any) -> tuple[Metric, ...]:
-    """The metrics of (setting, function) with this loss. Raises UsageError for two with one name, and for one that
-    refuses the loss."""
+    """The metrics of (setting, function) with this loss; a function is also a `paddle.metric.Metric`. Raises UsageError
+    for two with one name, and for one that refuses the loss."""
     metrics, by_name = [], dict[str, str]()
     for setting, function in functions:
-        if with_loss := getattr(function, "with_loss", None):
-            try:
+        try:
+            if isinstance(function, paddle.metric.Metric):
+                function = PaddleMetric(function)
+            elif with_loss := getattr(function, "with_loss", None):
                 function = with_loss(loss)
-            except UsageError as error:
-                raise UsageError(f"{setting}: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{setting}: {error}") from None
         metric = Metric(function, setting)
         for name in metric.names:
             if name in by_name:

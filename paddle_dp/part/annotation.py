@@ -47,7 +47,8 @@ class Annotation:
     """Pattern of layers to their method that mixes tokens."""
 
     blocks: tuple[Any, ...] = ()
-    """The layers whose chain is the forward: patterns, functions, and lists of these that stay together."""
+    """The layers whose chain is the forward: patterns, functions, and lists of these that stay together. Patterns alone
+    may leave out layers, for recompute."""
 
     branches: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """Pattern of layers to their branches: each lists the names of its layers in order."""
@@ -170,7 +171,7 @@ class _Layers:
                 elements += [tuple(together)] if together else []
             else:
                 elements += self._elements(block, path)
-        if blocks and not self.mistakes:
+        if len({block for block in elements if isinstance(block, str)}) < len(elements) and not self.mistakes:
             self._all_in(elements)
         return tuple(elements)
 
@@ -215,13 +216,15 @@ class _Layers:
         return [block]
 
     def _all_in(self, blocks: Iterable[Any]) -> None:
-        """Complains about a parameter in no block: it would never get a gradient."""
+        """Complains about a parameter in no block where groups or functions make the chain the forward: it would never
+        get a gradient."""
         names = [e for b in blocks for e in (b if isinstance(b, tuple) else (b,)) if isinstance(e, str)]
         inside = {id(p) for name in names for p in self.named[name].parameters()}
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
         if outside:
             absent = f"'{outside[0]}'{and_more(outside, phrase=' (and {} more)')}"
-            self._complain(("blocks",), f"{absent} is in none of them, and they are the whole model")
+            why = "With lists or functions they are the whole forward; layers alone may be some of it, for recompute"
+            self._complain(("blocks",), f"{absent} is in none of them. {why}")
 
     def _matched(self, path: Keys, pattern: str, numbers: Sequence[str] = ()) -> list[str]:
         """The layers that a pattern matches, else `numbers`; complains if there are neither."""

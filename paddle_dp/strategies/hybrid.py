@@ -134,7 +134,9 @@ class Config(StrategyConfig):
     def chained(self) -> str:
         if self.pipeline > 1:
             return "strategy.pipeline"
-        return "strategy" if self.recompute.blocks or self.sequence_parallel or self.sequence > 1 else ""
+        if self.sequence_parallel:
+            return "strategy.sequence_parallel"
+        return "strategy.sequence" if self.sequence > 1 else super().chained
 
     @property
     def rounding(self) -> str:

@@ -9,7 +9,7 @@ from paddle import nn
 from paddle_dp.assembly.sample_trial import ForkRunner
 from paddle_dp.axes.meta_init import anatomy
 from paddle_dp.batch import call
-from paddle_dp.core.blocks import Function, blocks_of, check_chain, is_table, outside, settle
+from paddle_dp.core.blocks import Function, blocks_of, check_chain, has_groups, is_table, outside, settle
 from paddle_dp.errors import UsageError
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
@@ -185,6 +185,51 @@ def test_the_first_block_of_a_table_reads_several_inputs():
         recomputed(model, Recompute.parse("full"))
         np.testing.assert_array_equal(call(model, inputs, model.forward), expected)
         np.testing.assert_array_equal(model(x, y=y), expected)
+
+
+class MaskedChain(nn.Layer):
+    """A stem, layers that get a mask besides, and a head: no chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.layers = nn.LayerList([MaskedLayer() for _ in range(3)])
+
+    def forward(self, x, mask):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x, mask=mask)
+        return self.head(x)
+
+
+class MaskedLayer(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.runs = nn.Linear(4, 4), 0
+
+    def forward(self, x, mask):
+        self.runs += 1
+        return x + F.gelu(self.linear(x)) * mask
+
+
+@pytest.mark.parametrize("blocks", [("layers.*",), ("stem", "layers.*", "head")])
+def test_names_of_layers_alone_are_recomputed_in_the_models_own_forward(blocks):
+    paddle.seed(1)
+    x, mask, results = paddle.rand([5, 3]), paddle.ones([5, 1]), []
+    mask[2:] = 0.0
+    for how in ("none", "full"):
+        paddle.seed(2)
+        model = annotate(MaskedChain(), Annotation(blocks=blocks))
+        assert not has_groups(model) and len(blocks_of(model)) == (3 if len(blocks) == 1 else 5)
+        loss = recomputed(model, Recompute.parse(how))(x, mask).square().mean()
+        loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+        again = [layer.runs - 1 for layer in model.layers]
+        assert again == ([0] * 3 if how == "none" else [1, 1, len(blocks) == 3])  # the last block never is
+    for plain, computed in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, computed)
+    with pytest.raises(UsageError, match="forward of MaskedChain is not its blocks one after another"):
+        check_chain(model, lambda: (x, mask), "strategy.sequence")
 
 
 def test_a_script_may_give_layers_and_functions_themselves():

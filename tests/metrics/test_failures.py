@@ -70,6 +70,16 @@ def test_the_updates_before_an_evaluation_are_saved_though_sums_fail_in_it(
     assert saved.name == "step-00000003"
 
 
+class Pair(paddle.metric.Accuracy):
+    """Two numbers under one name, as PaddleNLP's AccuracyAndF1."""
+
+    def name(self) -> Any:
+        return "pair"
+
+    def accumulate(self) -> Any:
+        return 0.5, 0.25
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
@@ -77,6 +87,8 @@ def test_the_updates_before_an_evaluation_are_saved_though_sums_fail_in_it(
         ([{"use": "top_k", "k": [1]}], "metrics.top_k gives acc1, and the evaluation has it already"),
         (["auc", "auc"], "metrics.auc and metrics.auc both give auc"),
         ([5], "Trainer.of.metrics: int is no function of"),
+        ([paddle.metric.Accuracy], r"Accuracy is a class: give an object, metrics=\[Accuracy\(\)\]"),
+        ([Pair()], r"Pair: its name\(\) is pair, and it has 2 numbers: name each, with metric.names"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_update(

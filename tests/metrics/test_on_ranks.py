@@ -51,11 +51,12 @@ def evaluated(folder: str) -> dict[str, float]:
         """Depends on the order of the samples, and on every bit."""
         return float((outputs[:, 0].astype("float64") * np.arange(len(outputs))).sum() + targets[-1])
 
+    by_paddle = paddle.metric.Accuracy(topk=(1, 3), name="by_paddle")
     join(seed=3)
     paddle.seed(3)
     trainer = Trainer.of(
         model=Same(), train=ROWS, test=ROWS, batch=7, loss="cross_entropy", optimizer="sgd", folder=folder,
-        metrics=[*METRICS, order], callbacks=[],
+        metrics=[*METRICS, order, by_paddle], callbacks=[],
     )  # fmt: skip
     return dict(trainer.evaluate().numbers)
 
@@ -66,6 +67,8 @@ def test_unequal_shares_give_the_numbers_of_one_process_bit_by_bit(tmp_path: Pat
     rows = [ROWS[i] for i in range(SAMPLES)]
     weighted = sum(float(np.float64(x[0])) * i for i, (x, _) in enumerate(rows)) + int(rows[-1][1])
     assert one["order"] == pytest.approx(weighted, rel=1e-12)
+    assert one["by_paddle_top1"] == pytest.approx(one["acc1"], rel=1e-12)
+    assert one["by_paddle_top3"] == sum(int(y) in x.argsort()[-3:] for x, y in rows) / SAMPLES
     own = set(one) - {"loss", "perplexity"}  # sums of float32 over shares
     for several in run_ranks(evaluated, 3, str(tmp_path / "3")):
         assert {name: several[name] for name in own} == {name: one[name] for name in own}

@@ -530,3 +530,26 @@ def test_rows_are_in_the_order_of_their_places() -> None:
         micro_batch = MicroBatch(None, values, 2, 0, places)
         held.add(Batch((micro_batch,), 4, 0, 0), micro_batch, values, values)
     assert held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {}) == {"first": 0 + 1 + 4 + 9}
+
+
+def test_metrics_of_paddle_get_all_samples_and_forget_them() -> None:
+    probabilities = np.exp(TWO) / np.exp(TWO).sum(-1, keepdims=True)
+    for metric, outputs in (
+        (framework.metric.Auc(), probabilities),
+        (framework.metric.Precision(), probabilities[:, 1:]),
+        (framework.metric.Recall(), probabilities[:, 1:]),
+    ):
+        (used,) = metrics_of([("m", metric)], None)
+        again = [used.scores({"outputs": outputs, "targets": YES[:, None]}) for _ in range(2)]
+        metric.update(outputs, YES[:, None])
+        assert again == [{used.names[0]: metric.accumulate()}] * 2
+        with pytest.raises(UsageError, match="takes probabilities, and there are outputs below 0 or above 1"):
+            used.scores({"outputs": TWO * 9, "targets": YES[:, None]})
+
+
+def test_a_metric_of_paddle_has_the_names_that_it_is_given() -> None:
+    metric = framework.metric.Accuracy(topk=(1, 2))
+    assert metrics_of([("m", metric)], None)[0].names == ("acc_top1", "acc_top2")
+    metric.names = ("one", "two")
+    (used,) = metrics_of([("m", metric)], None)
+    assert set(used.scores({"outputs": SCORES, "targets": CLASSES})) == {"one", "two"}

@@ -78,7 +78,7 @@ def test_layers_get_the_tables_that_a_prepared_model_has():
         ({"cuts": {"encoder.layers.*.self_attn.num_heads": "rowwise"}}, "is a number"),
         ({"cuts": {"encoder.layers.*.self_attn.heads": "heads"}}, "no layer is called"),
         ({"attention_methods": {"encoder.layers.*": "_attend"}}, "Layer, and has no method '_attend'"),
-        ({"blocks": ["embed", "encoder.layers.*"]}, "'head.weight' \\(and 1 more\\) is in none of them"),
+        ({"blocks": [["embed", "encoder.layers.*"]]}, "'head.weight' \\(and 1 more\\) is in none of them. With lists"),
         ({"blocks": ["embed", "encoder.layers", "head"]}, "has no forward: write 'encoder.layers.\\*'"),
         ({"blocks": ["embed", {"use": "paddle.mean", "axes": 1}, "head"]}, "paddle.mean cannot be used"),
         ({"blocks": ["embed", {"use": "paddle.men"}, "head"]}, "paddle.men cannot be used: paddle has no 'men'"),
