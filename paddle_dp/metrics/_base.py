@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ class OfClasses:
     def with_loss(self, loss: Any) -> Self:
         """This metric, without the targets that the loss ignores. Raises UsageError for a loss whose targets are shares
         of classes, of which a metric would take one-hot ones for labels."""
-        if getattr(loss, "soft_label", getattr(loss, "keywords", {}).get("soft_label")) is True:
+        if _learns_shares(loss):
             raise UsageError(
                 "targets of this loss (soft_label) are shares of classes, and these scores are of class numbers or "
                 "labels. Write a metric of (outputs, targets.argmax(-1)), or learn from class numbers."
@@ -36,6 +37,18 @@ class OfClasses:
         other = copy(self)
         other.ignored = number
         return other
+
+
+def _learns_shares(loss: Any) -> bool:
+    """Whether the targets of a loss are shares of classes: of Paddle's cross-entropy with soft_label alone, as another
+    loss may call anything so."""
+    from paddle.nn import CrossEntropyLoss, functional
+
+    if isinstance(loss, partial):
+        entropies = (functional.cross_entropy, functional.softmax_with_cross_entropy)
+        return loss.func in entropies and loss.keywords.get("soft_label") is True
+    is_paddles = getattr(type(loss), "forward", None) is CrossEntropyLoss.forward
+    return is_paddles and loss.soft_label is True
 
 
 def class_rows(outputs: Any, targets: Any, ignored: int | None) -> tuple[paddle.Tensor, paddle.Tensor]:

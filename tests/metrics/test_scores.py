@@ -236,6 +236,25 @@ def test_a_loss_of_shares_of_classes_is_refused(use: str, loss: Any) -> None:
         scores({"use": use}, SCORES, CLASSES, loss=loss)
 
 
+class Smoothed(nn.CrossEntropyLoss):
+    """It learns from class numbers, and makes shares of them itself."""
+
+    def __init__(self) -> None:
+        super().__init__(soft_label=True, reduction="none")
+        self.keywords = ["of", "users"]
+
+    def forward(self, outputs: Any, targets: Any) -> Any:
+        return super().forward(outputs, nn.functional.one_hot(targets, outputs.shape[-1]))
+
+
+@pytest.mark.parametrize("use", ["top_k", "classification", "auc", "average_precision"])
+def test_attributes_of_a_users_loss_are_their_own(use: str) -> None:
+    """`soft_label` was believed of any object, and `keywords` was taken for a partial's."""
+    named = type("Named", (), {"soft_label": True, "keywords": {"soft_label": True}})()
+    for loss in (Smoothed(), named, partial(Smoothed(), soft_label=True)):
+        assert scores({"use": use}, SCORES, CLASSES, loss=loss) == scores({"use": use}, SCORES, CLASSES)
+
+
 def test_a_switch_of_the_loss_is_no_class() -> None:
     loss = type("Switched", (), {"ignore_index": True})()
     assert scores({"use": "classification"}, SCORES, CLASSES, loss=loss) == scores(
