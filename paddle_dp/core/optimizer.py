@@ -315,6 +315,11 @@ def _remaining_clip(clip: Any) -> Any:
 # The schedule's learning rate -----------------------------------------------------------------------------------------
 
 
+def with_members(optimizer: paddle.optimizer.Optimizer) -> Sequence[paddle.optimizer.Optimizer]:
+    """An optimizer, and those of single turns within it."""
+    return [optimizer, *(optimizer.members if isinstance(optimizer, TurnOptimizers) else ())]
+
+
 class Rate:
     """Steps `schedule` and sets its rate in `optimizer`.
 
@@ -325,16 +330,17 @@ class Rate:
 
     def __init__(self, optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None):
         self.steps = 0  # updates so far, including those before a resume
-        current = optimizer._learning_rate
         self.optimizer, self.schedule = optimizer, schedule
-        self._has_scheduler, self._current = isinstance(current, LRScheduler), current
+        self._optimizers = with_members(optimizer)
+        self._rates = [each._learning_rate for each in self._optimizers]  # each a number or a scheduler
+        self._has_scheduler = isinstance(self._rates[0], LRScheduler)
         if isinstance(schedule, ReduceOnPlateau):
             raise UsageError(
                 "schedule: ReduceOnPlateau needs a metric at each step, and schedules here are stepped by updates "
                 "alone. The schedule plateau has its rules, over held-out samples: schedule: {use: plateau, "
                 "learning_rate: 0.1, watch: loss, patience: 10}"
             )
-        if self._has_scheduler and schedule is not current:
+        if any(isinstance(rate, LRScheduler) and rate is not schedule for rate in self._rates):
             raise UsageError(
                 "schedule: the optimizer has another scheduler, which would not be stepped: give one of the two"
             )
@@ -343,21 +349,20 @@ class Rate:
     @property
     def replaced(self) -> tuple[float, float] | None:
         """The optimizer's rate and the one that it had from here, if a callback or a script has set another one."""
-        rate = self.optimizer._learning_rate
-        if self._has_scheduler or isinstance(rate, LRScheduler):  # `step` refuses another one
-            return None
-        return None if rate == self._current else (rate, self._current)
+        rates = [each._learning_rate for each in self._optimizers]
+        if self._has_scheduler or any(isinstance(rate, LRScheduler) for rate in rates):
+            return None  # `step` refuses another one
+        return next(((rate, was) for rate, was in zip(rates, self._rates, strict=True) if rate != was), None)
 
     def step(self) -> None:
         """Call it after each update. Raises UsageError for a scheduler that a callback or a script has set."""
         self.steps += 1
-        rate = self.optimizer._learning_rate
-        if rate is not self.schedule and isinstance(rate, LRScheduler):
-            raise UsageError(
-                f"optimizer: a callback or the script has given it another schedule, {type(rate).__name__}, which is "
-                "neither stepped nor saved: give it to the training at its start, Trainer.of(schedule=…), or set "
-                "a rate: optimizer.set_lr(…)."
-            )
+        for each in self._optimizers:
+            if (rate := each._learning_rate) is not self.schedule and isinstance(rate, LRScheduler):
+                raise UsageError(
+                    f"optimizer: a callback or the script has given it another schedule, {type(rate).__name__}, which "
+                    "is neither stepped nor saved: give it to the training at its start, Trainer.of(schedule=…)."
+                )
         if self.schedule is not None:
             self.schedule.step()
             self.apply()
@@ -366,15 +371,16 @@ class Rate:
         """Sets the schedule's current rate in the optimizer."""
         if self.schedule is None or self._has_scheduler:
             return
-        if (rate := self.schedule()) != self._current:
+        if (rate := self.schedule()) != self._rates[0]:
             self.optimizer.set_lr(rate)
-            self._current = rate
+            self._rates = [rate] * len(self._rates)
 
 
 def check_rate(optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None) -> None:
     """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built."""
-    if schedule is not None and optimizer.get_lr() != schedule():
-        raise UsageError(
-            f"optimizer: it was given the schedule's learning rate {schedule()}, but has {optimizer.get_lr()}: build "
-            "it with the rate that it is given, or leave out the schedule"
-        )
+    for each in with_members(optimizer):
+        if schedule is not None and each.get_lr() != schedule():
+            raise UsageError(
+                f"optimizer: it was given the schedule's learning rate {schedule()}, but has {each.get_lr()}: build "
+                "it with the rate that it is given, or leave out the schedule"
+            )

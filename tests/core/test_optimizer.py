@@ -20,8 +20,10 @@ from paddle_dp.core.optimizer import (
     check_by_parameter,
     check_elementwise,
     check_not_wrapper,
+    check_rate,
     take_clips,
 )
+from paddle_dp.core.turns import TurnOptimizers
 from paddle_dp.core.updates import Adafactor, Lars, Muon
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
@@ -256,6 +258,26 @@ def test_a_scheduler_that_a_callback_gives_is_refused_at_the_next_update() -> No
             UsageError, match="another schedule, ExponentialDecay, which is neither stepped nor"
         ):
             rate.step()
+
+
+def test_the_rate_of_a_single_turns_optimizer_is_looked_at_as_the_others() -> None:
+    """A schedule that a callback gave to one turn's optimizer was neither stepped nor refused."""
+    sgd = paddle.optimizer.SGD
+    constant = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
+    both = TurnOptimizers(0.1, [sgd(0.1, parameters=weights()) for _ in range(2)])
+    check_rate(both, constant)
+    rate = Rate(both, constant)
+    assert rate.replaced is None
+    both.members[1].set_lr(0.5)
+    assert rate.replaced == (0.5, 0.1)
+    with pytest.raises(UsageError, match=r"learning rate 0\.1, but has 0\.5: build it"):
+        check_rate(both, constant)
+    both.members[1].set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.5))
+    assert rate.replaced is None
+    with pytest.raises(UsageError, match=r"another schedule, ExponentialDecay, .* Trainer\.of\(schedule=…\)\.$"):
+        rate.step()
+    with pytest.raises(UsageError, match="another scheduler, which would not be stepped"):
+        Rate(both, constant)
 
 
 def test_a_norm_that_is_not_finite_on_one_rank_is_not_finite_on_all() -> None:
