@@ -18,6 +18,7 @@ from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.part import Annotation, ErrorContext, Part, annotate, read_part, read_settings
 from paddle_dp.part.aliases import find_hint
 from paddle_dp.part.call import config_of, validate_callable
+from paddle_dp.part.settings import settings_of_objects
 from paddle_dp.recipe import BatchRamp, Load, LoaderSettings, Train, TurnSettings
 from paddle_dp.recipe.train_schema import refuse_epochs
 
@@ -26,6 +27,10 @@ S = TypeVar("S")
 P = ParamSpec("P")
 _DATA = r"(?P<part>(train|eval|valid|val|test|dev)\w*?_?)?(data|dataset|dataloader|loader|set)s?"  # other tools' words
 _ANY_LENGTH = ("constant", "inverse_sqrt", "milestones", "plateau")  # schedules whose rates it leaves alone
+_BY_NAME = (  # of an optimizer's partial
+    "Give it settings alone, by name, as in partial(AdamW, weight_decay=0.1): the parameters are the model's, and the "
+    "learning rate belongs into the schedule, such as schedule={'use': 'constant', 'learning_rate': 1e-3}."
+)
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
@@ -133,21 +138,36 @@ def is_optimizer_class(value: Any) -> bool:
     return isinstance(value.func if isinstance(value, partial) and not value.args else value, type)
 
 
+def _takes_rate_by_name(kind: Any) -> bool:
+    """True for an optimizer's class as Paddle's are: its partial is no function of (learning rate, parameters)."""
+    is_class = isinstance(kind, type) and validate_callable(kind, "optimizers") is None
+    return is_class and "learning_rate" in inspect.signature(kind).parameters
+
+
 def optimizer_or_maker(value: Any) -> Any:
-    """Raises UsageError for several optimizers, and for a class that is none."""
+    """Raises UsageError for several optimizers, for a class that is none, and for wrong settings of a partial."""
     if isinstance(value, (list, tuple)):
         raise UsageError(
             f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
             f"{len(value)}. Give one, with parameter groups, or one for each loss in turns=… (docs/turns.md)."
         )
+    if isinstance(value, partial) and value.args and _takes_rate_by_name(value.func):
+        slip = f"partial({value.func.__name__}, {value.args[0]!r}, …) has an argument without a name"
+        raise UsageError(f"optimizer: {slip}. {_BY_NAME}")
     if is_optimizer_class(value):
         kind, settings = (value.func, value.keywords) if isinstance(value, partial) else (value, {})
         if wrong := validate_callable(kind, "optimizers"):
             raise UsageError(f"optimizer: {kind.__name__} {wrong}.")
         try:
-            return config_of(kind, "optimizers")(**settings).build
+            config = config_of(kind, "optimizers")
         except ValueError as error:
             raise UsageError(f"optimizer: {kind.__name__}: {error}.") from error
+        if provided := [name for name in config.training_arguments if name in settings]:
+            raise UsageError(
+                f"optimizer: partial({kind.__name__}, …) sets {provided[0]}, which the training provides. {_BY_NAME}"
+            )
+        owner = ErrorContext(subject=f"optimizer {kind.__name__}", prefix="optimizer")
+        return settings_of_objects(config, settings, owner).build
     return component.build if (component := named("optimizers", value)) else value
 
 

@@ -275,11 +275,22 @@ def _without_rate(make: OptimizerMaker, named: list[tuple[str, paddle.Tensor]]) 
     except UsageError:
         raise
     except Exception as error:  # Paddle's optimizers raise an AssertionError without a text
+        if _fails_with_rate(make, named):  # its absence is not the cause
+            raise
         raise UsageError(
             "optimizer: its function was called with the learning rate None, because no schedule is given, and raised "
             f"{type(error).__name__}: {str(error) or 'without a text'}. Give a schedule, such as "
             "schedule={'use': 'constant', 'learning_rate': 1e-3}, or set a rate in the function."
         ) from error
+
+
+def _fails_with_rate(make: OptimizerMaker, named: list[tuple[str, paddle.Tensor]]) -> bool:
+    """Whether an optimizer's function raises an error although it gets a rate."""
+    try:
+        make(0.1, named)
+    except Exception:  # noqa: BLE001 - a user's function may raise anything
+        return True
+    return False
 
 
 def full_model_learner(task: Task, mesh: Mesh) -> Learner:

@@ -89,6 +89,14 @@ def read_settings(
         raise RecipeError([Mistake(where="", message=message)]) from error
 
 
+def settings_of_objects(kind: type[T], values: dict[str, Any], owner: ErrorContext) -> T:
+    """Makes a `kind` from settings that a script gives as Python objects. Raises RecipeError with every mistake."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise RecipeError(_mistakes(error, kind, values, owner)) from None
+
+
 def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContext) -> list[Mistake]:
     mistakes_by_path: dict[Keys, list[Mistake]] = {}
     details = [

@@ -617,6 +617,43 @@ def test_a_partial_of_an_optimizer_class_is_the_class_with_settings(tmp_path: Pa
     assert (optimizer.get_lr(), optimizer._weight_decay) == (1e-3, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings", "said"),
+    [
+        ((), {"learning_rate": 3e-4}, r"partial\(AdamW, …\) sets learning_rate, .* belongs into the schedule, such as"),
+        ((), {"parameters": []}, r"partial\(AdamW, …\) sets parameters, which the training provides\. Give it"),
+        ((), {"wieght_decay": 0.1}, r"optimizer AdamW has no setting 'wieght_decay'\. Did you mean 'weight_decay'\?"),
+        ((), {"lr": 0.1, "beta1": 0.5}, r"optimizer AdamW has no setting 'lr'\. In a recipe that is schedule"),
+        ((3e-4,), {}, r"partial\(AdamW, 0\.0003, …\) has an argument without a name\. .* by name, as in"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_partial_of_an_optimizer_class_is_answered_as_a_recipes(
+    tmp_path: Path, arguments: tuple[Any, ...], settings: dict[str, Any], said: str
+) -> None:
+    given = described(tmp_path / "run", schedule=None)
+    given["optimizer"] = partial(paddle.optimizer.AdamW, *arguments, **settings)
+    with pytest.raises(UsageError, match=said) as refused:
+        Trainer.of(**given)
+    assert "pydantic" not in str(refused.value)
+
+
+def test_a_partial_of_a_function_of_a_rate_and_parameters_stays_one(tmp_path: Path) -> None:
+    class Decayed(paddle.optimizer.SGD):
+        def __init__(self, decay: float, rate: float, named: Any) -> None:
+            super().__init__(rate, parameters=[p for _, p in named], weight_decay=decay)
+
+    given = described(tmp_path / "run", schedule={"use": "constant", "learning_rate": 0.5})
+    given["optimizer"] = partial(Decayed, 0.25)
+    assert Trainer.of(**given).learner.optimizer.get_lr() == 0.5
+
+
+def test_an_error_in_an_optimizers_function_is_not_blamed_on_the_schedule(tmp_path: Path) -> None:
+    given = described(tmp_path / "run", schedule=None)
+    given["optimizer"] = lambda rate, named: paddle.optimizer.SGD(0.1, parameters=nmaed)  # noqa: F821
+    with pytest.raises(NameError, match="'nmaed' is not defined"):
+        Trainer.of(**given)
+
+
 def test_a_finished_optimizer_does_not_train_an_adapter(tmp_path: Path) -> None:
     """Its parameters are the frozen ones: nothing was learned."""
     given = described(tmp_path / "run", adapter={"use": "lora", "match": ["*.up"]})

@@ -274,7 +274,9 @@ def test_the_rate_of_a_single_turns_optimizer_is_looked_at_as_the_others() -> No
         check_rate(both, constant)
     both.members[1].set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.5))
     assert rate.replaced is None
-    with pytest.raises(UsageError, match=r"another schedule, ExponentialDecay, .* Trainer\.of\(schedule=…\)\.$"):
+    with pytest.raises(
+        UsageError, match=r"another schedule, ExponentialDecay, .* Trainer\.of\(schedule=…\)\.$"
+    ):
         rate.step()
     with pytest.raises(UsageError, match="another scheduler, which would not be stepped"):
         Rate(both, constant)
