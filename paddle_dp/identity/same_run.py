@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import lr
@@ -269,7 +270,7 @@ def _splits(key: str, values: Sequence[Any], task: Task) -> bool:
     if "cuts" in segments[:-1]:
         return set(entries) <= {*CUTTABLE}
     layers = task.model.sublayers(include_self=True) if "attention_methods" in segments else []
-    return bool(layers) and all(any(callable(getattr(x, e, None)) for x in layers) for e in entries)
+    return bool(layers) and all(any(isfunction(getattr(type(x), e, None)) for x in layers) for e in entries)
 
 
 def _decides_evaluations(key: str) -> bool:

@@ -311,6 +311,19 @@ def test_tables_of_a_recipe_are_told_and_a_models_settings_of_their_names_refuse
             again(tmp_path, model.replace(was, now))
 
 
+def test_layers_that_a_setting_names_are_no_methods(tmp_path: Path) -> None:
+    """A setting named `attention_methods` that chose one of a layer's sublayers was taken for a table, and told."""
+
+    def model(choice: str) -> nn.Layer:
+        layer = dropping()
+        layer.softmax, layer.linear, layer.attention_methods = nn.Softmax(), nn.Identity(), choice
+        return layer
+
+    script(tmp_path, model=model("softmax")).fit("2 steps")
+    with pytest.raises(UsageError, match=r"model\.attention_methods was softmax and is linear"):
+        script(tmp_path, model=model("linear"), resume=True)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
