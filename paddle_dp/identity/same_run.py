@@ -122,8 +122,11 @@ def compare(
             f"run with its weights: {_from_weights(checkpoint, setup.recipe is not None)}."
         )
     changes = [*_order(saved, now, setup), *_data(past["data"], now)]
-    changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
-    if isinstance(schedule_of(task), Plateau):  # its rates follow from the evaluations
+    schedule = schedule_of(task)
+    changes += _judged(
+        [*_settings(saved, now, task, setup)], *_other_rate(saved, schedule), _is_spread(setup, schedule)
+    )
+    if isinstance(schedule, Plateau):  # its rates follow from the evaluations
         changes = [
             replace(c, rule=REFUSED) if c.rule == NOTED and _decides_evaluations(c.key) else c
             for c in changes
@@ -337,7 +340,8 @@ def load_schedule(schedule: Any, saved: Mapping[str, Any], now: RunSignature | N
     state, current = saved["schedule"] or {}, schedule.state_dict()
     step = state.get("last_epoch", saved["progress"]["step"])
     past = (saved.get("identity") or {}).get("accepted", ())
-    accepted = now is not None and any(c["key"].startswith("schedule") for c in now.accepted[len(past) :])
+    keys = [change["key"] for change in now.accepted[len(past) :]] if now is not None else []
+    accepted = any(key.startswith(("schedule", "train.length")) for key in keys)
     replaced = accepted or state.keys() != current.keys() or _other_rate(saved, schedule)[1] is not None
     if replaced and _is_function_of_step(schedule):
         schedule.step(step)
@@ -368,15 +372,24 @@ def _set_period(schedule: Any) -> None:
     schedule.T_cur, schedule.T_i = at, length
 
 
-def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None) -> list[RunChange]:
-    """Refuses changes of the schedule and the length if a rate that was used would differ. A schedule that is not a
-    function of the step does not depend on the length; then its settings count."""
+def _is_spread(setup: TrainingSettings, schedule: Any) -> bool:
+    """Whether a recipe makes its schedule for the training's number of steps. A script's has settings, or a formula."""
+    part = getattr(setup.requested, "schedule", None)
+    names = getattr(part and part.config, "training_arguments", ("steps",))  # of a dotted name's parameters
+    return part is not None and "steps" in names and not isinstance(schedule, Plateau)
+
+
+def _judged(
+    changes: list[RunChange], known: bool, other: Sequence[float] | None, spread: bool
+) -> list[RunChange]:
+    """Refuses changes of the schedule and the length if a rate that was used would differ. For a schedule that is not
+    a function of the step its settings count, and the length if it is `spread` over it."""
     note = "" if other is None else f" (update {other[0] + 1}: rate {other[1]:.6g}, and now {other[2]:.6g})"
 
     def judged(change: RunChange) -> RunChange:
         if change.rule != RATES:
             return change
-        refused = other is not None or (not known and change.key.startswith("schedule"))
+        refused = other is not None or (not known and (spread or change.key.startswith("schedule")))
         return replace(change, rule=REFUSED if refused else NOTED, note=note)
 
     if other is not None and all(change.rule != RATES for change in changes):  # its code has changed

@@ -564,6 +564,36 @@ def test_an_accepted_schedule_without_a_formula_takes_its_steps_again(
     assert rate_of(script(tmp_path, schedule=make(0.2), resume=True)) == due()
 
 
+class Spread(LR.LRScheduler):  # type: ignore[name-defined, misc]
+    """A schedule of the user's own over all steps."""
+
+    def __init__(self, steps: int, peak: float) -> None:
+        self.total = steps
+        super().__init__(peak)
+
+    def get_lr(self) -> float:
+        return self.base_lr * (1 - self.last_epoch / self.total)  # type: ignore[no-any-return]
+
+
+def test_another_length_of_a_schedule_of_ones_own_that_takes_it_is_refused(tmp_path: Path) -> None:
+    """The rates were neither those of the old length nor those of the new one."""
+    for name, schedule in (("spread", "Spread"), ("any", "Warm")):
+        settings = f"use: {__name__}.{schedule}, {'peak' if name == 'spread' else 'learning_rate'}: 0.1"
+        recipe = RECIPE.replace("use: cosine, learning_rate: 2.0e-3, warmup: 2 steps", settings)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(recipe)
+        again(tmp_path / name, resume=None).fit(f"{FEW} steps")
+    (change,) = again(tmp_path / "any", "train.length=30steps").run.changes
+    assert change == "train.length was 20 steps and is 30 steps"
+    with pytest.raises(
+        UsageError, match=r"train\.length was 20 steps and is 30 steps\. .*--accept train\.length"
+    ):
+        again(tmp_path / "spread", "train.length=30steps")
+    assert again(tmp_path / "spread").run.changes == ()
+    trainer = again(tmp_path / "spread", "train.length=30steps", accept=["train.length"])
+    assert rate_of(trainer) == pytest.approx(0.1 * (1 - FEW / 30), rel=1e-12)
+
+
 def test_another_script_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main, file = sys.modules["__main__"], tmp_path / "script.py"
     monkeypatch.setattr(main, "__file__", str(file), raising=False)
