@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import warnings
@@ -19,7 +20,8 @@ Section = dict[str, Any]
 """A group of a recipe's settings."""
 _LARGEST = 2**22  # bytes of a configuration
 _MOST = 100_000  # values of a configuration, aliases followed
-_PICKLES = (b"PK\x03\x04", b"\x80")  # how files of torch.save begin, the second before PyTorch 1.6
+_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # how files of torch.save begin, the second before PyTorch 1.6
+_PICKLE = b"\x80"  # how any other pickle begins, as a file of paddle.save
 _PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
@@ -61,13 +63,8 @@ class Configuration:
             if file.stat().st_size > _LARGEST:
                 raise UsageError(f"{file} is no configuration: it is larger than {_LARGEST >> 20} MB")
             content = file.read_bytes()
-            if content.startswith(_PICKLES):
-                raise UsageError(
-                    f"{file} is a file of torch.save, whose pickle may run any program: it is not read. Write its "
-                    "arguments as JSON in the environment in which it was made, and import the JSON: python -c "
-                    f'"import torch; print(torch.load({str(file)!r}, weights_only=False).to_json_string())" > '
-                    f"{shlex.quote(str(file.with_suffix('.json')))}"
-                )
+            if content.startswith((*_TORCH, _PICKLE)):
+                raise UsageError(_pickle_refusal(file, is_torch=content.startswith(_TORCH)))
             text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
@@ -170,6 +167,22 @@ class Configuration:
         keys = [key for key in self.remaining() if key == pattern or fnmatchcase(key, pattern)]
         if keys:
             remarks.append(Remark(pattern, tuple(keys), reason))
+
+
+def _pickle_refusal(file: Path, is_torch: bool) -> str:
+    """The refusal of a pickle, with the shell's line that writes its arguments as JSON."""
+    path = json.dumps(
+        str(file), ensure_ascii=False
+    )  # in double quotes, which the shell's single ones enclose
+    load = f"torch.load({path}, weights_only=False)" if is_torch else f"paddle.load({path})"
+    code = f"import {'torch' if is_torch else 'paddle'}; print({load}.to_json_string())"
+    writer = "torch.save" if is_torch else "paddle.save, as PaddleNLP's arguments are"
+    return (
+        f"{file} is a file of {writer}: a pickle, which may run any program, so it is not read. Write its arguments as "
+        "JSON in the environment in which it was made, or in its script where that defines their class, by their "
+        f"to_json_string(), and import the JSON: python -c {shlex.quote(code)} > "
+        f"{shlex.quote(str(file.with_suffix('.json')))}"
+    )
 
 
 def yaml_content(file: Path, text: str) -> Mapping[Any, Any]:

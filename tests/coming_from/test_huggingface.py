@@ -306,27 +306,33 @@ def test_bad_input_writes_nothing(tmp_path: Path, more: dict[str, Any], said: st
     assert said in str(caught.value) and not (tmp_path / "mine.yaml").exists()
 
 
-@pytest.mark.parametrize("beginning", [b"PK\x03\x04", b"\x80\x02"])
+@pytest.mark.parametrize("folder", ["my run", 'it\'s "$HOME" `run` 训练\\'])
+@pytest.mark.parametrize(
+    ("beginning", "module"),
+    [(b"PK\x03\x04", "torch"), (b"\x80\x02\x8a\nl\xfc", "torch"), (b"\x80\x04\x95", "paddle")],
+)
 def test_a_pickle_is_refused_with_the_line_that_writes_it_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], beginning: bytes
-) -> None:
-    (tmp_path / "my run").mkdir()
-    file = model_folder(tmp_path / "my run", "gpt") / "training_args.bin"
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], beginning: bytes,
+    module: str, folder: str,
+) -> None:  # fmt: skip
+    """PaddleNLP's was answered by the line for PyTorch's; a quote or a $ in the path broke the line in the shell."""
+    (tmp_path / folder).mkdir()
+    file = model_folder(tmp_path / folder, "gpt") / "training_args.bin"
     file.write_bytes(beginning + b"rest")
-    with pytest.raises(
-        UsageError, match=r"training_args\.bin is a file of torch.save, .* is not read"
-    ) as caught:
+    with pytest.raises(UsageError, match=rf"\.bin is a file of {module}\.save.* it is not read") as caught:
         import_recipe(file, 2, tmp_path / "mine.yaml")
     python, _, code, to, written = shlex.split(str(caught.value).partition("import the JSON: ")[2])
-    loaded: list[tuple[str, bool]] = []
+    loaded: list[tuple[str, dict[str, bool]]] = []
 
-    def load(path: str, weights_only: bool) -> Any:
-        loaded.append((path, weights_only))
+    def load(path: str, **options: bool) -> Any:
+        loaded.append((path, options))
         return SimpleNamespace(to_json_string=lambda: json.dumps(FULL))
 
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=load))
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(load=load))
     exec(code, {})
-    assert (python, to, loaded) == ("python", ">", [(str(file), False)])
+    monkeypatch.undo()
+    options = {"weights_only": False} if module == "torch" else {}
+    assert (python, to, loaded) == ("python", ">", [(str(file), options)])
     Path(written).write_text(capsys.readouterr().out)
     import_recipe(Path(written), 2, tmp_path / "mine.yaml")  # the model's config.json is next to it
 
