@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from paddle_dp.assembly.trainer import Trainer
 
 
-def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
+def report(
+    result: Evaluation, checkpoint: Path, step: int, folder: Path, ranks: int, ema: bool = False
+) -> None:
     """Prints the held-out numbers and the table per class, and writes them, with the confusion matrix, to
-    <run>/evaluation.json."""
+    <run>/evaluation.json. `ema`: they are of the averaged weights, and both say so."""
     numbers = "  ".join(f"{name} {value:.6g}" for name, value in result.numbers.items())
-    print(f"{checkpoint}: {numbers}", flush=True)
+    print(f"{checkpoint}{', averaged weights (ema)' if ema else ''}: {numbers}", flush=True)
     on = f"{ranks} ranks" if ranks > 1 else "1 process"
     print(f"{result.counted}, on {on}", flush=True)
     if rows := result.per_class():
@@ -35,7 +37,10 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     for row in rows:
         name, support = row["class"], row["support"]
         print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
-    content = {"checkpoint": checkpoint.name, **result.content, "per_class": rows}
+    weights = {"weights": "ema"} if ema else {}
+    content = {
+        "checkpoint": checkpoint.name, "step": step, **weights, **result.content, "per_class": rows
+    }  # fmt: skip
     if result.confusion is not None:
         content["confusion"] = result.confusion.tolist()
     with replacing(folder / "evaluation.json") as partial:
@@ -169,7 +174,8 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh, assembly.metrics)
     if mesh.is_main:
-        report(evaluation, source.folder, recipe.folder, mesh.ranks)
+        step, averaged = source.state["progress"]["step"], bool(options.get("ema"))
+        report(evaluation, source.folder, step, recipe.folder, mesh.ranks, averaged)
     evaluation.refuse_metric()
     if evaluation.not_finite:
         raise NotFiniteError(

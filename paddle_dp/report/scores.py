@@ -97,6 +97,7 @@ def errors(run: RunRecord) -> Html:
     names = names if len(names) == len(matrix) or not matrix else list(map(str, range(len(matrix))))
     step, checkpoint = run.evaluation.get("step"), run.evaluation.get("checkpoint", "")
     at = f"step {step}" if "step" in run.evaluation else str(checkpoint)
+    at += ", with averaged weights (ema)" if run.evaluation.get("weights") == "ema" else ""
     worst = sorted(rows, key=lambda row: number(row.get("f1")) or 0.0)[:MOST_ROWS]
     ordered = rows if len(rows) <= MOST_ROWS else worst
     worst_of = f" (the {MOST_ROWS} worst of {len(rows)})" if len(rows) > MOST_ROWS else ""

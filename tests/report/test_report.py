@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from html.parser import HTMLParser
@@ -78,6 +79,12 @@ def test_the_page_of_a_run_that_went_well(tmp_path: Path) -> None:
     assert "rank 1" in text and "data 2: ranks read different samples" in text
     assert f"paddle-dp train {tmp_path}/recipe.yaml --ranks 2" in text
     assert "width: 64" in text and "3.3.1" in text
+
+
+def test_an_evaluation_of_averaged_weights_is_named(tmp_path: Path) -> None:
+    averaged = {**runs.evaluation([[9, 1], [1, 9]]), "weights": "ema"}
+    (good_run(tmp_path) / "evaluation.json").write_text(json.dumps(averaged))
+    assert "After step 40, with averaged weights (ema): 18 of 20 held-out samples are right" in seen(tmp_path)
 
 
 def test_a_proof_is_told(tmp_path: Path) -> None:
