@@ -15,7 +15,7 @@ from typing import Any, get_origin
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part import ErrorContext, names, read_settings
 from paddle_dp.part.config import Keys, show
-from paddle_dp.recipe import code, hf_config
+from paddle_dp.recipe import code, full_width, hf_config
 from paddle_dp.recipe.recipe import Recipe
 from paddle_dp.recipe.schema import DEFAULTS
 from paddle_dp.recipe.yaml_document import YamlDocument, parse, read_page
@@ -145,7 +145,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool 
         page.mistakes += [replace(m, where=page.source_line(m.path)) for m in error.mistakes]
     if page.mistakes:
         order = [override_location(text) for text in overrides]
-        raise RecipeError(sorted(page.mistakes, key=lambda mistake: _order(mistake, order)))
+        ordered = sorted(page.mistakes, key=lambda mistake: _order(mistake, order))
+        raise RecipeError(full_width.explained(ordered, page.text))
     return recipe
 
 

@@ -14,6 +14,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part.config import Keys
 from paddle_dp.part.shelf import shipped
+from paddle_dp.recipe.full_width import line_hints
 from paddle_dp.text import and_more
 
 _NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
@@ -28,6 +29,7 @@ class YamlDocument:
     values: Any = None
     source_lines: dict[Keys, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    text: str = ""
 
     def source_line(self, path: Keys) -> str:
         """The location of this key, or of the nearest enclosing group."""
@@ -78,7 +80,7 @@ def read_page(path: Path) -> YamlDocument:
 
 def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
     """Parses YAML 1.2 as a page. `numbered`: locations are "name:line", otherwise the name alone."""
-    page = YamlDocument(name)
+    page = YamlDocument(name, text=text)
     if _brackets(text) > DEEPEST:
         page.complain((), f"opens more than {DEEPEST} brackets within each other")
         return page
@@ -87,9 +89,11 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
         page.values = _Walk(page, reader.constructor, numbered).value(reader.compose(text), ())
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark and numbered else name
+        location = f"{name}:{mark.line + 1}" if mark and numbered else name
         message = ", ".join(filter(None, (error.context, error.problem)))
-        page.mistakes.append(Mistake(where=where, message=f"this is not YAML: {message}"))
+        if mark and numbered and (wide := line_hints(text, (error.context_mark or mark).line, mark.line)):
+            message += f".{wide}"
+        page.mistakes.append(Mistake(where=location, message=f"this is not YAML: {message}"))
     except _TooMuchError:
         page.source_lines.clear()
         page.complain(
