@@ -63,8 +63,8 @@ def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType
 
 
 def _name(option: Any) -> str:
-    """Returns an option's names and metavar, "--output-dir, --out DIR"; a flag has only names."""
-    names = ", ".join(sorted(option.opts, key=lambda name: not name.startswith("--")))
+    """Returns an option's names and metavar, "--output-dir, --out DIR"; a flag has only names, "--run, --no-run"."""
+    names = ", ".join(sorted((*option.opts, *option.secondary_opts), key=lambda name: not name.startswith("--")))
     return names if option.is_flag else f"{names} {option.metavar}"
 
 

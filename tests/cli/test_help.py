@@ -46,5 +46,17 @@ def test_every_argument_and_option_says_what_it_is(verb: Callable[..., None]) ->
         assert each.metavar or each.is_flag, f"{each.name} has no word for its value"
 
 
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_every_name_of_an_option_is_on_the_page(
+    verb: Callable[..., None], leave: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` has --no-run, which its page did not list."""
+    assert leave(verb.__name__, "--help") == 0
+    rows = capsys.readouterr().out.partition("Options:")[2].split()
+    options = [each for each in command().commands[verb.__name__].params if each.param_type_name == "option"]
+    names = {name for each in options if not each.hidden for name in (*each.opts, *each.secondary_opts)}
+    assert names <= {word.rstrip(",") for word in rows}
+
+
 def test_paragraphs_are_lines() -> None:
     assert paragraphs("One\n    two.\n\n    Three.\n    ") == ["One two.", "Three."]
