@@ -285,6 +285,33 @@ def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
     assert document.main(["--check"]) == 0
 
 
+def test_check_prints_the_micro_batches_that_the_page_shows() -> None:
+    page = (ROOT / "docs/recipes.md").read_text()
+    ((command, shown),) = re.findall(r"`(paddle-dp check [^`]*)`\):\n\n```\n(.*?)```", page, re.S)
+    printed = run_command([*shlex.split(command)[1:], "--no-run"], ROOT)
+    assert {*shown.splitlines()} <= {*printed.splitlines()}, printed
+
+
+@pytest.mark.long
+def test_check_plans_the_bytes_that_the_page_shows() -> None:
+    page = (ROOT / "docs/fine-tuning.md").read_text()
+    (command,) = [text for _, text in blocks("docs/fine-tuning.md") if text.startswith("paddle-dp check")]
+    for stage, sizes in (
+        (3, r"plans ([\d.]+) GB on a rank, ([\d.]+)"),
+        (2, r"stage 2 it is ([\d.]+) GB, ([\d.]+)"),
+    ):
+        printed = run_command([*shlex.split(command)[1:], f"strategy.sharding_stage={stage}"], ROOT)
+        (planned,) = re.findall(r"weights ([\d.]+) GB,.*: ([\d.]+) GB in all", printed)
+        assert re.findall(sizes, page) == [planned[::-1]], printed
+
+
+def test_a_line_that_the_audit_of_a_page_names_is_the_loader_s(tmp_path: Path) -> None:
+    page = (ROOT / "docs/start/your-script.md").read_text()
+    (name, number) = re.findall(r"^FAULT · (\S+):(\d+) · samples-not-shared", page, re.M)[0]
+    write_files("docs/start/your-script.md", tmp_path)
+    assert "DataLoader" in (tmp_path / name).read_text().splitlines()[int(number) - 1]
+
+
 def _assert_it_learned(printed: str, held_out: int) -> None:
     losses = [float(loss) for loss in re.findall(r"step \d+\] held-out: loss (\d+\.\d+)", printed)]
     assert len(losses) == 2 and losses[1] < losses[0] < 0.69, f"it did not learn: {printed}"

@@ -64,7 +64,8 @@ def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType
 
 def _name(option: Any) -> str:
     """Returns an option's names and metavar, "--output-dir, --out DIR"; a flag has only names, "--run, --no-run"."""
-    names = ", ".join(sorted((*option.opts, *option.secondary_opts), key=lambda name: not name.startswith("--")))
+    short_last = sorted([*option.opts, *option.secondary_opts], key=lambda name: not name.startswith("--"))
+    names = ", ".join(short_last)
     return names if option.is_flag else f"{names} {option.metavar}"
 
 
