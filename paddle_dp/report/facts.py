@@ -12,8 +12,8 @@ from paddle_dp.plan import goodput
 from paddle_dp.report.run_record import Json, RunRecord
 
 STATES = {
-    "done": ("finished", "good"), "stopped": ("stopped", "warn"), "failed": ("failed", "bad"),
-    "open": ("no end on record", "warn"),
+    "done": ("finished", "good"), "early": ("stopped early", "quiet"), "stopped": ("stopped", "warn"),
+    "failed": ("failed", "bad"), "open": ("no end on record", "warn"),
 }  # fmt: skip
 MEASURED = {
     "lr": "learning rate", "gradient_norm": "gradient norm", "samples_per_second": "samples per second",

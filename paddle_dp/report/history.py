@@ -42,7 +42,7 @@ def attempts(run: RunRecord) -> Html:
         table(("step", "checkpoint that could not be written"), failed_saves[-MOST_ROWS:]),
     ]
     body = body if any(body) else [plain]
-    if run.ending[0] != "done" and run.recipe and (run.folder / "checkpoints").is_dir():
+    if run.ending[0] not in ("done", "early") and run.recipe and (run.folder / "checkpoints").is_dir():
         body += [paragraph("It goes on from its newest checkpoint with:") + _train(run, " --resume")]
     return section("Restarts and failures", *body)
 

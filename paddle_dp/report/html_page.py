@@ -43,7 +43,7 @@ def paragraph(text: str, kind: str = "") -> Html:
 
 
 def note(text: str, kind: str, *more: Html) -> Html:
-    """A sentence that stands out. `kind`: good, bad or warn."""
+    """A sentence that stands out. `kind`: good, quiet, bad or warn."""
     return f'<div class="note {kind}"><div>{escape(text)}</div>{"".join(more)}</div>'
 
 

@@ -205,7 +205,8 @@ class RunRecord:
 
     @property
     def ending(self) -> tuple[str, str]:
-        """How the training ended, ("done" | "stopped" | "failed" | "open", sentence)."""
+        """How the training ended, ("done" | "early" | "stopped" | "failed" | "open", sentence): a callback
+        ends it early; a person, a signal or a limit stops it."""
         why = self.attempt.get("why")
         ended = self._last_end()
         if ended is not None and ended.status:
@@ -219,7 +220,7 @@ class RunRecord:
             return "open", "Its end was not recorded: it is still at work, or it was killed."
         if why.startswith("done"):
             reason = why.removeprefix("done").lstrip(": ")
-            return ("stopped", f"It stopped early: {reason}.") if reason else ("done", "It ran to its end.")
+            return ("early", f"It stopped early: {reason}.") if reason else ("done", "It ran to its end.")
         if why.startswith("StoppedError: "):
             return "stopped", why.removeprefix("StoppedError: ")
         return "failed", why

@@ -112,6 +112,14 @@ def test_a_failed_run_names_the_cause_and_how_to_go_on(tmp_path: Path) -> None:
     assert "--ranks 2 --resume" in text
 
 
+def test_a_run_that_a_callback_ended_is_no_failure(tmp_path: Path) -> None:
+    """Its badge was that of a run to look after, and a command resumed it, which would have ended at once."""
+    (tmp_path / "checkpoints").mkdir()
+    page = write_report(good_run(tmp_path, why="done: acc1 did not improve in 3 evaluations")).read_text()
+    assert '<span class="state quiet">stopped early</span>' in page and "--resume" not in page
+    assert "It stopped early: acc1 did not improve in 3 evaluations." in page
+
+
 @pytest.mark.parametrize(("servers", "rank"), [(0, "rank 0"), (1, "a rank")])
 def test_memory_has_the_name_of_its_rank(tmp_path: Path, servers: int, rank: str) -> None:
     facts = runs.certificate(runs.attempt(layout={"data": 2, "servers": servers}))

@@ -35,7 +35,7 @@ def test_a_resumed_run_has_one_time_and_one_count_of_bytes(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("why", "fields", "state"),
     [
-        ("done", {}, "done"), ("done: acc1 has not improved", {}, "stopped"), ("ValueError: x", {}, "failed"),
+        ("done", {}, "done"), ("done: acc1 has not improved", {}, "early"), ("ValueError: x", {}, "failed"),
         ("StoppedError: stopped by SIGTERM", {}, "stopped"), (None, {}, "open"),
         (None, {"cause": "rank 1 of 2: SIGKILL"}, "failed"), ("LostPeerError: …", {"cause": "rank 1"}, "failed"),
         (None, {"cause": "SIGTERM", "stopped": True}, "stopped"), (None, {"ended": 900.0, "cause": "old"}, "open"),
