@@ -1,7 +1,7 @@
 """Computes a gallery of held-out samples on one rank: the worst predictions of a classifier, or continued texts.
 
-Nothing here is collective, draws from a generator of the training, or changes the model: modes and random states are
-restored.
+Nothing here is collective, draws from a generator of the training, or changes the model: modes, buffers and random
+states are restored.
 """
 
 from __future__ import annotations
@@ -80,16 +80,12 @@ def gallery(run: Run, learner: Any, count: int, scan: int, tokens: int) -> Galle
 @contextmanager
 def _unchanged(learner: Any) -> Iterator[None]:
     """Evaluation mode, without gradients, in the recipe's precision; afterwards all modes and states are as before."""
-    import paddle
+    from paddle_dp.core.extra_forwards import extra_forwards
 
-    modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
-    learner.model.eval()
-    try:
-        with restoring_rng_state(), learner.weights.forward_only(), paddle.no_grad(), learner.mixed.context():
+    with extra_forwards(learner.model, learner.loss.owner), restoring_rng_state():
+        learner.model.eval()
+        with learner.weights.forward_only(), learner.mixed.context():
             yield
-    finally:
-        for layer, training in modes:
-            layer.training = training
 
 
 def _spread(loader: Loader, count: int, batch: int) -> tuple[Sampler, Sequence[int]]:

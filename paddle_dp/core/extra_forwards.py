@@ -39,14 +39,14 @@ def how_different(expected: Any, actual: Any, tolerance: float) -> str:
 
 
 @contextmanager
-def extra_forwards(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
+def extra_forwards(model: nn.Layer, *more: Any) -> Iterator[None]:
     """Wraps extra forwards, without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
-    `more`: layers with further modes to restore. It copies no parameters and no attributes, so it is cheap for large
-    models.
+    `more`: further layers to restore, such as a loss; other objects are skipped. It copies no parameters and no
+    attributes, so it is cheap for large models.
     """
-    modes = [(x, x.training) for root in (model, *more) for x in root.sublayers(include_self=True)]
-    state, undo = paddle.get_rng_state(), buffers_before(model)
+    modes = [(layer, layer.training) for layer in _sublayers(model, *more)]
+    state, undo = paddle.get_rng_state(), buffers_before(model, *more)
     with paddle.no_grad():
         try:
             yield
@@ -60,13 +60,12 @@ def extra_forwards(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
 def buffers_before(*roots: Any) -> Callable[[], None]:
     """A function that restores the current buffers and running statistics of `roots`, a model and a loss, if they are
     layers; also buffers with a tensor that a forward replaces."""
-    layers = [root for root in roots if isinstance(root, nn.Layer)]
-    sublayers = [layer for root in layers for layer in root.sublayers(include_self=True)]
-    tables = [(layer._buffers, dict(layer._buffers)) for layer in sublayers if layer._buffers]
-    tensors = [tensor for _, table in tables for tensor in table.values()]
-    tensors += [tensor for root in layers for tensor in statistics(root).values()]
+    tables = [(layer._buffers, dict(layer._buffers)) for layer in _sublayers(*roots) if layer._buffers]
+    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
+    tensors += [x for root in roots if isinstance(root, nn.Layer) for x in statistics(root).values()]
+    distinct = {id(tensor): tensor for tensor in tensors if tensor._is_initialized()}.values()
     with paddle.no_grad():
-        values = [(x, x.clone()) for x in tensors if x is not None and x._is_initialized()]
+        values = [(tensor, tensor.clone()) for tensor in distinct]
 
     def restore() -> None:
         for table, before in tables:
@@ -77,3 +76,10 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
                 tensor.set_value(value)
 
     return restore
+
+
+def _sublayers(*roots: Any) -> list[nn.Layer]:
+    """The layers of `roots`, themselves included, each once."""
+    layers = [root for root in roots if isinstance(root, nn.Layer)]
+    sublayers = [sublayer for layer in layers for sublayer in layer.sublayers(include_self=True)]
+    return list({id(layer): layer for layer in sublayers}.values())

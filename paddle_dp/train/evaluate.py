@@ -13,6 +13,7 @@ import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checkpoint.rng import restoring_rng_state
+from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.core.loss import Loss
 from paddle_dp.core.metric import Collected, Metric
 from paddle_dp.data import Loader
@@ -154,21 +155,18 @@ def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
 
 
 def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[Metric] = ()) -> _Tally:
-    """This rank's sums over the first `batches` batches, with the model in evaluation mode."""
-    modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
-    learner.model.eval()
+    """This rank's sums over the first `batches` batches, with the model in evaluation mode. Modes, and buffers that
+    these forwards change, are restored."""
     tally = _Tally(collected=[Collected(metric, loader.sampler.samples) for metric in metrics])
     try:
-        with paddle.no_grad():
+        with extra_forwards(learner.model, learner.loss.owner):
+            learner.model.eval()
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
                     if learner.runner.score_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, batch, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
-    finally:
-        for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
-            layer.training = training
     return tally
 
 

@@ -6,14 +6,16 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.callbacks import _gallery
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.data import Loader
 from paddle_dp.learner import Task
+from paddle_dp.learner.task import full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from paddle_dp.strategies.data_parallel import Config
-from paddle_dp.train.evaluate import evaluate
+from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
@@ -37,6 +39,21 @@ class Centred(nn.Layer):
         return (x - self.centre) * self.scale
 
 
+class Carried(nn.Layer):
+    """Adds what it has seen before, which it writes in each forward, also in an evaluation's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", paddle.zeros([8]))
+        self.register_buffer("calls", paddle.zeros([1], "int64"))
+
+    def forward(self, x):
+        y = x + self.state
+        self.state = (0.5 * self.state + 0.1 * x.mean(0)).detach()  # another tensor
+        self.calls.add_(paddle.ones([1], "int64"))  # the same tensor
+        return y
+
+
 def frozen(norm):
     norm.eval()
     return norm
@@ -44,6 +61,7 @@ def frozen(norm):
 
 MODELS = {
     "buffer": lambda: [nn.Linear(FEATURES, 8), Centred(), nn.Linear(8, CLASSES)],
+    "carried": lambda: [nn.Linear(FEATURES, 8), Carried(), nn.Linear(8, CLASSES)],
     "spectral": lambda: [nn.utils.spectral_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
     "weight_norm": lambda: [nn.utils.weight_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
     "legacy": lambda: [nn.Linear(FEATURES, 8), nn.BatchNorm(8, act="tanh"), nn.Linear(8, CLASSES)],
@@ -109,6 +127,29 @@ def test_evaluating_and_saving_change_nothing(ranks, kind):
         plain, interrupted = rank[kind]
         assert plain[0] == interrupted[0]
         assert plain[1] == interrupted[1]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_evaluating_changes_nothing_on_one_process(kind):
+    plain, interrupted = (learn(Mesh.alone(), kind, interrupted) for interrupted in (False, True))
+    assert plain[0] == interrupted[0]
+    same(plain, interrupted, 0)
+
+
+def test_an_evaluations_first_batch_and_samples_on_the_screen_leave_buffers_as_they_were():
+    model = nn.Sequential(*MODELS["carried"]())
+    learner = full_model_learner(task_of(model), Mesh.alone())
+    x = paddle.to_tensor(np.stack([x for x, _ in POINTS[:3]]))
+    model(x)
+    before = {name: tensor.numpy() for name, tensor in model.named_buffers()}
+    assert before["1.calls"] == 1 and before["1.state"].any()
+    names_of_numbers(learner, Loader.plain(POINTS, 4, Mesh.alone(), shuffle=False), Mesh.alone())
+    with _gallery._unchanged(learner):
+        assert not model.training
+        learner.runner.predict(x)
+    assert model.training
+    for name, tensor in model.named_buffers():
+        np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["spectral", "weight_norm", "legacy", "global", "frozen"])
