@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 
+CAN_DIFFER = "; the training can differ"  # ends a sentence on state that forward reads, or does not
+
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
     """ "1 batch", "3 batches"; `nouns` is the plural unless it is noun + s."""

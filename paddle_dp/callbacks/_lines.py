@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.goodput import read_goodput
-from paddle_dp.text import plural
+from paddle_dp.text import CAN_DIFFER, plural
 from paddle_dp.train import Evaluation, Progress, Run, Training
 
 if TYPE_CHECKING:
@@ -173,11 +173,13 @@ def _is_alone(run: Run) -> bool:
 
 
 def _caveats(run: Run, training: Training) -> Iterable[str]:
-    """Yields the differences from one process, and the doubts that could not be checked."""
-    if training.differences:
+    """Yields the differences from one process, certain and possible ones, and the doubts that could not be checked."""
+    possible = [each for each in training.differences if each.endswith(CAN_DIFFER)]
+    if certain := [each for each in training.differences if each not in possible]:
         copies = run.mesh.ranks == 1
         yield f"  not as {'one process without copies' if copies else 'one process'} computes it:"
-        yield from (f"  - {difference}" for difference in training.differences)
+        yield from (f"  - {difference}" for difference in certain)
+    yield from (f"  can differ: {difference.removesuffix(CAN_DIFFER)}" for difference in possible)
     yield from (f"  not known: {doubt}" for doubt in training.unknown)
 
 

@@ -16,6 +16,7 @@ from paddle import nn
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import DivergenceError
 from paddle_dp.identity.walk import Walker, hooks_around, is_library, kind_of, prefixed
+from paddle_dp.text import CAN_DIFFER
 
 if TYPE_CHECKING:
     from paddle_dp.learner.learner import Learner
@@ -70,7 +71,7 @@ class LayerSettings:
             by = "forward" if name.startswith("model") else "its code, or a callback,"
             yield (
                 f"{name}.{setting} is another one on each rank: {by} changes it, in plain Python, from the rank's "
-                "own samples, and one process from all of them"
+                f"own samples, and one process from all of them{CAN_DIFFER}"
             )
 
     def _named(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from paddle_dp.errors import gist
 from paddle_dp.identity.walk import Attributes
 from paddle_dp.model.compiled import plain_forward
 from paddle_dp.part.shelf import shipped
+from paddle_dp.text import CAN_DIFFER
 
 Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
@@ -79,7 +80,7 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
         if counts := [n for n in both if both[n] != first.get(n) == second.get(n)]:
             return [
                 f"buffer {counts[0]} depends on the number of samples that forward gets: a rank, or a copy of the "
-                "model, gets only its share, and one process gets all"
+                f"model, gets only its share, and one process gets all{CAN_DIFFER}"
             ], []
     return [], []
 

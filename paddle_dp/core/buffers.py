@@ -3,7 +3,8 @@
 A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges between ranks.
 Most cannot be averaged, and a sync at checkpoints would make the training depend on their times. So the first rank's
 values are broadcast after each update, as with torch's `broadcast_buffers`: all ranks compute with the values that are
-saved, evaluated and resumed. One process would update buffers from all samples: `differences` reports it.
+saved, evaluated and resumed. One process would update buffers from all samples: `sync` and `differences` report it. A
+buffer with another shape on some rank (a cache of indices, one for each sample) stays as it is.
 
 A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is equal on all ranks
 without any exchange.
@@ -22,9 +23,13 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.tensors import dtype_of
-from paddle_dp.text import and_more
+from paddle_dp.text import CAN_DIFFER, and_more
 
 Named = list[tuple[str, paddle.Tensor]]
+_REMEDY = (
+    "one process updates from all samples (state of single samples, carried from batch to batch, belongs in a plain "
+    "Python list, which stays each rank's: docs/same.md#other-buffers)"
+)
 _USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # dtypes that every backend can broadcast
 
 
@@ -40,50 +45,61 @@ class Buffers:
         self._named, self._mesh, self._groups = named, mesh, groups
         self._updates = 0
         self._diverging: list[str] = []
+        self._resized: list[str] = []  # whose shapes have differed
 
-    def sync(self) -> None:
-        """Called after an update: broadcasts the first rank's values of the buffers that differ. Collective.
+    def sync(self) -> list[str]:
+        """Called after an update: broadcasts the first rank's values of the buffers that differ, if their shapes are
+        equal. Returns the sentence about them when it is first known. Collective.
 
         Buffers are compared after the updates 1, 2, 4, 8, …
         """
         if self._mesh.ranks == 1:
-            return
+            return []
         self._updates += 1
+        is_known = bool(self._diverging)
         if self._updates & (self._updates - 1) == 0:
-            self._find_diverging()
-        if self._diverging:
-            buffers = dict(self._named())
-            for name in self._diverging:
-                if name in buffers:
-                    self.give(buffers[name])
+            changed, resized = self._compared()
+            self._diverging += [name for name in changed if name not in self._diverging]
+            self._resized += [name for name in resized if name not in self._resized]
+        if not self._diverging:
+            return []
+        buffers = {name: tensor for name, tensor in self._named() if name in self._diverging}
+        resized = _unequal(self._mesh.gather([[name, tensor.shape] for name, tensor in buffers.items()]))
+        for name in self._diverging:
+            if name in buffers and name not in resized:
+                self.give(buffers[name])
+        return [] if is_known else self._sentences(self._diverging, [])
 
     def differences(self) -> list[str]:
-        """A sentence about buffers with other values than on one process, if any; the same on every rank. Compares once
-        more, and changes nothing. Collective."""
+        """Sentences about buffers with other values, or shapes, than on one process; the same on every rank. Compares
+        once more, and exchanges nothing. Collective."""
         if self._mesh.ranks == 1:
             return []
-        differing = list(dict.fromkeys([*self._diverging, *self._unequal()]))
-        if not differing:
-            return []
-        which = f"buffer {differing[0]}" + (and_more(differing, phrase=" and {} more are") or " is")
-        outcome = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
-        return [
-            f"{which} updated by forward from each rank's own samples{outcome}; one process updates from all samples"
-        ]
+        changed, resized = self._compared()
+        return self._sentences([*self._diverging, *changed], [*self._resized, *resized])
 
-    def _find_diverging(self) -> None:
-        self._diverging += [name for name in self._unequal() if name not in self._diverging]
+    def _sentences(self, changed: list[str], resized: list[str]) -> list[str]:
+        sentences, changed = [], list(dict.fromkeys(changed))
+        if changed:
+            which = f"buffer {changed[0]}" + (and_more(changed, phrase=" and {} more are") or " is")
+            outcome = ", and all ranks go on with the first one's" if changed[0] in self._diverging else ""
+            sentences = [f"{which} updated by forward from each rank's own samples{outcome}; {_REMEDY}"]
+        if resized := [name for name in dict.fromkeys(resized) if name not in changed]:
+            which = f"buffer {resized[0]}" + (and_more(resized, phrase=" and {} more have") or " has")
+            sentences.append(
+                f"{which} another shape on each rank, by its samples, so each rank keeps its own{CAN_DIFFER}"
+            )
+        return sentences
 
-    def _unequal(self) -> list[str]:
-        """The buffers that currently differ between ranks that have them. Collective."""
+    def _compared(self) -> tuple[list[str], list[str]]:
+        """The buffers that differ now, in values alone and in shapes, between ranks that have them. Collective."""
         named = self._named() if self._mesh.reads else []
         sums = digests(tensor for _, tensor in named)
         rows_of_ranks = self._mesh.gather(
-            [[name, *pair] for (name, _), pair in zip(named, sums, strict=True)]
+            [[name, tensor.shape, *pair] for (name, tensor), pair in zip(named, sums, strict=True)]
         )
-        first: dict[str, list[int]] = {}
-        rows = [row for rows in rows_of_ranks for row in rows]
-        return list(dict.fromkeys(name for name, *pair in rows if first.setdefault(name, pair) != pair))
+        resized = _unequal([row[:2] for row in rows] for rows in rows_of_ranks)
+        return [name for name in _unequal(rows_of_ranks) if name not in resized], resized
 
     @paddle.no_grad()
     def give(self, tensor: paddle.Tensor) -> None:
@@ -99,6 +115,13 @@ class Buffers:
             else:
                 dist.broadcast(bits, group.ranks[0], group)
         tensor.set_value(from_bits(bits, tensor))
+
+
+def _unequal(rows_of_ranks: Iterable[list[list[Any]]]) -> list[str]:
+    """The names with unequal values in rows [name, value, …] of several ranks."""
+    first: dict[str, list[Any]] = {}
+    rows = [row for rows in rows_of_ranks for row in rows]
+    return list(dict.fromkeys(name for name, *value in rows if first.setdefault(name, value) != value))
 
 
 @paddle.no_grad()

@@ -160,11 +160,13 @@ class LossPairs(LearnerCheck):
 class BufferCheck(LearnerCheck):
     """Keeps buffers equal on the ranks that hold the same ones, and names buffers that differ."""
 
-    def __init__(self, buffers: Buffers):
-        self._buffers = buffers
+    def __init__(self, buffers: Buffers, mesh: Mesh):
+        self._buffers, self._mesh = buffers, mesh
 
     def after_update(self) -> None:
-        self._buffers.sync()
+        for sentence in self._buffers.sync():
+            if self._mesh.is_main:
+                print(f"not as one process computes it: {sentence}", file=sys.stderr, flush=True)
 
     def differences(self) -> Iterable[str]:
         return self._buffers.differences()

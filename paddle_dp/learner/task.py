@@ -201,7 +201,8 @@ class PreparedTask:
                 FrozenCheck(placed), *([foreign] if foreign.foreign else []),
                 *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh),
-                *([BufferCheck(buffers)] if self.mesh.ranks > 1 else []), batch_runner.draws, UnusedCheck(placed, loss),
+                *([BufferCheck(buffers, self.mesh)] if self.mesh.ranks > 1 else []), batch_runner.draws,
+                UnusedCheck(placed, loss),
             ],
         )  # fmt: skip
 

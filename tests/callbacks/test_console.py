@@ -26,6 +26,7 @@ from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
 from paddle_dp.recipe import Recipe, read_recipe
+from paddle_dp.text import CAN_DIFFER
 from paddle_dp.train import Callback, Evaluation, Progress, Refusal, Run
 from paddle_dp.train.run import Proof
 from tests.callbacks.moments import At, Capture, Found
@@ -238,12 +239,17 @@ def test_one_process_s_result_is_said_with_its_proof_alone(run: Run, trainer: An
 
 def test_what_differs_stands_in_the_first_lines_and_in_the_last(run: Run, trainer: Any) -> None:
     run = dataclasses.replace(run, mesh=Mesh(ranks=2))
-    trainer.differences = ["53 BatchNorm layers normalize over one rank's samples"]
+    trainer.differences = [f"buffer seen has another shape{CAN_DIFFER}"]
+    for lines in (list(_lines.known(run, trainer, 0)), last_lines(run, trainer)):
+        assert lines[1] == "  can differ: buffer seen has another shape"
+        assert not any("not as one process" in line for line in lines)
+    trainer.differences.insert(0, "53 BatchNorm layers normalize over one rank's samples")
     trainer.unknown = ["whether huber treats each sample alone"]
     for lines in (list(_lines.known(run, trainer, 0)), last_lines(run, trainer)):
-        assert lines[1:4] == [
+        assert lines[1:5] == [
             "  not as one process computes it:",
             "  - 53 BatchNorm layers normalize over one rank's samples",
+            "  can differ: buffer seen has another shape",
             "  not known: whether huber treats each sample alone",
         ]
 

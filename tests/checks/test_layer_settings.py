@@ -12,6 +12,7 @@ from paddle_dp.checks.layer_settings import LayerSettings
 from paddle_dp.core.loss import as_loss
 from paddle_dp.core.turns import Turn, TurnsLoss
 from paddle_dp.errors import DivergenceError
+from paddle_dp.text import CAN_DIFFER
 from paddle_dp.units import EverySteps
 
 
@@ -99,6 +100,7 @@ def test_a_scripts_loss_is_told_and_a_librarys_is_refused(loss: Any, told: bool)
     if told:
         (sentence,) = settings.check("after step 6")
         assert "loss.scale is another one on each rank: its code, or a callback, changes it" in sentence
+        assert sentence.endswith(CAN_DIFFER)
     else:
         with pytest.raises(
             DivergenceError, match=r"after step 6: ranks differ in scale of loss: 1\.0 on rank 0"

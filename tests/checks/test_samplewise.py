@@ -29,6 +29,7 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
+from paddle_dp.text import CAN_DIFFER
 
 pytestmark = pytest.mark.processes
 CLASSES = 4
@@ -409,6 +410,7 @@ def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_no
     ]
     assert others == [([], []), ([], [])]
     assert "buffer seen depends on the number of samples that forward gets" in samples[0]
+    assert samples[0].endswith(CAN_DIFFER)  # the outputs were equal
 
 
 def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:

@@ -15,6 +15,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from paddle_dp.strategies.data_parallel import Config
+from paddle_dp.text import CAN_DIFFER
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from tests.house.learners import task_of
 from tests.ranks import run_ranks
@@ -208,9 +209,68 @@ def late() -> list[str]:
 
 def test_a_buffer_that_comes_apart_late_is_named():
     for (said,) in run_ranks(late, 2):
-        assert said == (
+        assert said.startswith(
             "buffer late is updated by forward from each rank's own samples; one process updates from all samples"
         )
+
+
+def unlike_shapes() -> list:
+    """Buffers with another shape on each rank, and one with other values, after two updates."""
+    mesh = join()
+    cache, count = paddle.full([4 if mesh.rank else 500, 5], 1.0), paddle.full([1], 1.0 + mesh.rank)
+    buffers = Buffers(lambda: [("cache", cache), ("count", count)], mesh)
+    sentences = [buffers.sync(), buffers.sync(), buffers.differences()]
+    return [cache.shape, count.item(), sentences]
+
+
+def test_a_buffer_with_another_shape_on_each_rank_is_not_exchanged_and_can_differ():
+    """A broadcast of 500 rows to a rank with 4 would end its process."""
+    ranks = run_ranks(unlike_shapes, 2)
+    assert [shape for shape, _, _ in ranks] == [[500, 5], [4, 5]]
+    for _, count, (first, second, (certain, possible)) in ranks:
+        assert count == 1.0
+        assert first == [certain] and second == []  # as soon as it is known, and once
+        assert certain.startswith(
+            "buffer count is updated by forward from each rank's own samples, and all ranks go"
+        )
+        assert "belongs in a plain Python list" in certain
+        assert possible.startswith("buffer cache has another shape on each rank") and possible.endswith(
+            CAN_DIFFER
+        )
+
+
+class CarriedAlone(nn.Layer):
+    """Adds what it has seen of each of its samples, in a plain list, which evaluations do not write."""
+
+    def __init__(self):
+        super().__init__()
+        self.states = [paddle.zeros([1])]
+
+    def forward(self, x):
+        y = x + self.states[0]
+        if self.training:
+            self.states = [(0.5 * y).detach()]
+        return y
+
+
+def carry(batch):
+    """Losses of updates whose batches continue the samples of those before, each with an evaluation after it."""
+    mesh = join()
+    paddle.seed(5)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), CarriedAlone(), nn.Linear(8, CLASSES))
+    learner = Config().build(mesh).place(task_of(model, optimizer="Momentum", rate=0.2, dtype="float64"))
+    order = Loader.plain(POINTS[:16], batch, mesh, shuffle=False)
+    losses = []
+    for each in order.read(0):
+        losses.append(learner.train_batch(each, collect_metrics=True)["loss"])
+        evaluate(learner, order, mesh)
+    return losses
+
+
+def test_state_of_single_samples_in_a_list_is_one_processs_as_the_page_says():
+    (one,), two = run_ranks(carry, 1, 4), run_ranks(carry, 2, 4)
+    for losses in two:
+        np.testing.assert_allclose(losses, one, rtol=1e-12)
 
 
 KINDS = [

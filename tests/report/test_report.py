@@ -16,6 +16,7 @@ from paddle_dp.report import report
 from paddle_dp.report.facts import timespan
 from paddle_dp.report.report import report_page, write_report
 from paddle_dp.report.run_record import read_run
+from paddle_dp.text import CAN_DIFFER
 from tests.report import runs
 
 VOID = {"meta", "br"}
@@ -93,9 +94,10 @@ def test_a_proof_is_told(tmp_path: Path) -> None:
 
 
 def test_a_strategy_that_promises_nothing_and_its_differences_are_told(tmp_path: Path) -> None:
-    text = seen(good_run(tmp_path, differences=["gradients are rounded"]))
+    text = seen(good_run(tmp_path, differences=["gradients are rounded", f"buffer x{CAN_DIFFER}"]))
     assert "learns something else than one process, on purpose" in text
     assert "Not as on one process: gradients are rounded" in text
+    assert "Can differ from one process: buffer x" in text and CAN_DIFFER not in text
 
 
 def test_scores_over_a_part_of_the_held_out_samples_say_so(tmp_path: Path) -> None:
