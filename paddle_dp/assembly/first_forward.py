@@ -166,7 +166,7 @@ def explained(error: Exception, recipe: Recipe, sample: str = "") -> str:
             "to the tokenizer's number of tokens or more (masked_texts: one more), or take the one that belongs to "
             f"the model (dataset.tokenizer).{samples}"
         )
-    if _DICT.search(str(error)):
+    if _DICT.search(str(error)) and "your model returns" not in str(error):
         return (
             f"{model} takes one array, and each sample of {data} has several by name: take a model whose forward has "
             "parameters of these names. The tokens and positions of packed documents are gpt's and llama's."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.goodput import read_goodput
-from paddle_dp.text import CAN_DIFFER, plural
+from paddle_dp.text import CAN_DIFFER, FIRST_SAMPLES, plural
 from paddle_dp.train import Evaluation, Progress, Run, Training
 
 if TYPE_CHECKING:
@@ -139,8 +139,16 @@ def known(run: Run, training: Training, first: int) -> Iterable[str]:
     if _is_alone(run):
         return
     yield f"  {'; '.join(training.facts)}"
-    yield from _caveats(run, training)
+    failed = [*failed_trials(run, training)]
+    yield from (line for line in _caveats(run, training) if line not in failed)
     yield from _proof(run, first)
+
+
+def failed_trials(run: Run, training: Training) -> Iterable[str]:
+    """Yields the lines on trials that failed with the first samples. They are printed with the first numbers of a step:
+    if the first update fails likewise, its error is enough."""
+    if not _is_alone(run):
+        yield from (_UNKNOWN.format(doubt) for doubt in training.unknown if FIRST_SAMPLES in doubt)
 
 
 def summary(
@@ -180,7 +188,10 @@ def _caveats(run: Run, training: Training) -> Iterable[str]:
         yield f"  not as {'one process without copies' if copies else 'one process'} computes it:"
         yield from (f"  - {difference}" for difference in certain)
     yield from (f"  can differ: {difference.removesuffix(CAN_DIFFER)}" for difference in possible)
-    yield from (f"  not known: {doubt}" for doubt in training.unknown)
+    yield from map(_UNKNOWN.format, training.unknown)
+
+
+_UNKNOWN = "  not known: {}"
 
 
 def _proof(run: Run, first: int) -> Iterable[str]:

@@ -170,6 +170,7 @@ class Console(Callback):
         # (number of steps, bytes sent per step): some strategies send in few steps only.
         self._sent: list[tuple[int, float]] = []
         self._left_out: set[int] = set()  # steps of updates that the guard left out
+        self._failed_trials: list[str] = []  # lines that follow the first updates
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
@@ -180,12 +181,15 @@ class Console(Callback):
         self._print_line(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
         for line in _lines.known(self.run, moment.trainer, moment.progress.step) if self._sinks else ():
             self._print_line(line)
+        self._failed_trials = [*_lines.failed_trials(self.run, moment.trainer)] if self._sinks else []
         self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
         if "sent" in moment.numbers:
             self._sent.append((moment.progress.step - self._read, moment.numbers["sent"]))
         self._read = moment.progress.step
+        while self._failed_trials:
+            self._print_line(self._failed_trials.pop(0))
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
     def measured(self, moment: Moment, measured: StepMeasurement) -> None:

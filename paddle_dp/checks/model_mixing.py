@@ -64,7 +64,7 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
         try:
             results.extend(islice(answered, 3))
         except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
-            return [], [untried(name, "of one sample", error)] if results else []
+            return [], [untried(name, "of one sample there is", error)] if results else []
         # Random numbers, or masks without a sample: the learner names its draws.
         if any(result["drew"] for result in results):
             continue
@@ -172,11 +172,11 @@ def answers(outputs: Any) -> list[paddle.Tensor]:
 
 
 def untried(name: str, when: str, error: Exception) -> str:
-    """The sentence on a trial that failed; `when`: with which samples."""
+    """The sentence on a trial that failed; `when`: "with fewer samples there is"."""
     if memory_error(error) is not None:
         size = f" ({size})" if (size := unallocated(error)) else ""
         return UNTRIED.format(
             name, f"the trial ran out of memory{size}: the training itself probably will, too"
         )
     cause = gist(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {gist(error)}"
-    return UNTRIED.format(name, f"{when} there is {cause}")
+    return UNTRIED.format(name, f"{when} {cause}")

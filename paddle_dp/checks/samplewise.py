@@ -40,6 +40,7 @@ from paddle_dp.learner.task import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import plain_forward
 from paddle_dp.model.initial_weights import draw, initial_weights, is_lendable, trial_weights
+from paddle_dp.text import FIRST_SAMPLES
 
 Total = tuple[float, Sketches]  # a loss, and its gradients
 
@@ -50,6 +51,10 @@ CALLS = 6  # calls of a loss with the same outputs: its state may change late
 # Relative to the gradient, and to the largest one: a ReLU that flips by the last digit of its input is far below.
 SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
+_ACROSS = (
+    "to compare the samples of all ranks, let the model return one row for each sample, and give the loss a method "
+    "across: docs/add-a-part.md#a-loss-that-compares-samples"
+)
 
 
 @dataclass
@@ -226,7 +231,7 @@ class _Trial:
         return [
             f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
             f"for {self._shares}, added up: it compares samples, or is a mean, and each rank computes it over its "
-            "samples only (a loss over the samples of all ranks needs a method across: docs/add-a-part.md)"
+            f"samples only ({_ACROSS})"
         ]
 
     @property
@@ -318,7 +323,7 @@ class _Trial:
 
     def compare_halves(self) -> Sentences:
         """Sentences if the losses, or gradients, of two halves with separate forwards do not add up; and about failed
-        trials."""
+        trials. Raises LossError for a loss that returns neither a pair nor one loss per sample."""
         runs = [partial(self._learned, chunk, False) for chunk in (self.first, *self._halves)]
         runs.append(partial(self._learned, self.first, True))  # the last: it changes the weights
         totals: list[Total] = []
@@ -327,8 +332,11 @@ class _Trial:
                 if result["drew"]:
                     return [], []  # random numbers, or masks without a sample: other sentences name the draws
                 totals.append((result["total"], dict(zip(result["names"], result["arrays"], strict=True))))
-        except Exception as error:  # noqa: BLE001 - any error leaves it unknown
-            return [], [untried(self.loss.name, f"with {'fewer' if totals else 'the first'} samples", error)]
+        except Exception as error:  # any other error leaves it unknown
+            if type(error) is LossError and not totals:
+                raise
+            when = "with fewer samples there is" if totals else FIRST_SAMPLES
+            return [], [untried(self.loss.name, when, error)]
         full, *halves, noisy = totals
         added = sum(half[0] for half in halves)
         size = max(sum(abs(half[0]) for half in halves), abs(full[0]))
@@ -338,7 +346,7 @@ class _Trial:
             return [
                 f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
                 f"{added:.6g} for {self._shares} in separate ones, added up: the model, or values that the loss takes "
-                "from its forward, mix samples, and each rank has only its own"
+                f"from its forward, mix samples, and each rank has only its own ({_ACROSS})"
             ], []
         worst = farthest(full[1], noisy[1], [chunk[1] for chunk in halves], SLOPES, SLIGHT)
         if worst is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -13,8 +14,9 @@ from paddle import nn
 
 from paddle_dp.batch import leaves
 from paddle_dp.core.precision import NOTHING
-from paddle_dp.errors import LossError, TargetError, UsageError
+from paddle_dp.errors import LossError, TargetError, UsageError, gist
 from paddle_dp.tensors import has_counted_nan, holds_nan
+from paddle_dp.text import plural
 
 if TYPE_CHECKING:
     from paddle_dp.core.gathered_samples import GatheredSamples
@@ -158,7 +160,10 @@ class WrappedLoss(Loss):
         try:
             result = function(outputs, targets)
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
-            raise _wrong_target(outputs, targets, self._ignored()) or error from None
+            raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(error, outputs) from None
+        except (AttributeError, TypeError, ValueError) as error:
+            _with_outputs(error, outputs)
+            raise
         total, count = total_and_count(result, samples)
         if self.counted == "samples" and count != samples:
             raise LossError(
@@ -284,6 +289,15 @@ def numbers(values: Sequence[Any]) -> list[float]:
         read = iter(paddle.stack([v.astype("float64").reshape([]) for v in on_device]).tolist())
     device_ids = {id(v) for v in on_device}
     return [next(read) if id(value) in device_ids else number(value) for value in values]
+
+
+def _with_outputs(error: Exception, outputs: Any) -> Exception:
+    """The error, which says what the model returns if the loss has taken a tuple, list or dict for a tensor."""
+    kind = type(outputs).__name__
+    if kind in ("tuple", "list", "dict") and re.search(rf"\b{kind}\b", message := gist(error)):
+        items = ", ".join(map(repr, outputs)) if kind == "dict" else plural(len(outputs), "item")
+        error.args = (f"{message} (your model returns a {kind} of {items}, and the loss gets it as it is)",)
+    return error
 
 
 def _described(value: Any) -> str:

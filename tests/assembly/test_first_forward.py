@@ -167,6 +167,14 @@ def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_a_dict_that_the_model_returns_is_not_taken_for_its_input() -> None:
+    error = AttributeError(
+        "'dict' object has no attribute 'shape' (your model returns a dict of 'logits', and …)"
+    )
+    sentence = explained(error, read_recipe(DIGITS))
+    assert "your model returns a dict of 'logits'" in sentence and "takes one array" not in sentence
+
+
 def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
     assert tried(read_recipe(DIGITS)) == []
     assert "tried on the CPU" in tried(read_recipe(DIGITS, ["train.device=gpu"]))[0]

@@ -26,7 +26,7 @@ from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.text import CAN_DIFFER
+from paddle_dp.text import CAN_DIFFER, FIRST_SAMPLES
 from paddle_dp.train import Callback, Evaluation, Progress, Refusal, Run
 from paddle_dp.train.run import Proof
 from tests.callbacks.moments import At, Capture, Found
@@ -252,6 +252,24 @@ def test_what_differs_stands_in_the_first_lines_and_in_the_last(run: Run, traine
             "  can differ: buffer seen has another shape",
             "  not known: whether huber treats each sample alone",
         ]
+
+
+def test_a_trial_that_failed_with_the_first_samples_follows_the_first_update(
+    run: Run, trainer: Any, at: At, capsys: Capture
+) -> None:
+    """If that fails likewise, its error is on the screen once."""
+    run = dataclasses.replace(run, mesh=Mesh(ranks=2))
+    trainer.unknown = [f"whether f treats each sample alone: {FIRST_SAMPLES} ValueError: x", "whether g does"]
+    failed, other = [f"  not known: {doubt}" for doubt in trainer.unknown]
+    assert [line for line in last_lines(run, trainer) if "not known" in line] == [failed, other]
+    console = Config().build(run)
+    console.start(at("start", 4))
+    lines = capsys.readouterr().out.splitlines()
+    assert other in lines and failed not in lines
+    for step, printed in ((5, [failed]), (6, [])):
+        console.step(at("step", step, **NUMBERS, **SPEED))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:-1] == printed and lines[-1].endswith("samples/s")
 
 
 def test_copies_in_one_process_are_judged_as_ranks_are(run: Run, trainer: Any) -> None:

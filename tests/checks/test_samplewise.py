@@ -347,6 +347,7 @@ def test_an_honest_loss_is_tried_without_a_word(loss: Any) -> None:
 @pytest.mark.parametrize("loss", [contrastive, mean_and_samples])
 def test_a_loss_that_compares_samples_is_named(loss: Any) -> None:
     assert re.match(rf"the loss {loss.__name__} is .* for 8 samples together", said(loss))
+    assert "a method across: docs/add-a-part.md#a-loss-that-compares-samples" in said(loss)
     assert tried_here(loss, several=False).differences == []
 
 
@@ -524,7 +525,10 @@ def test_outputs_of_several_tensors_are_tried() -> None:
 def test_forward_loss_and_backward_are_tried_together() -> None:
     paddle.seed(1)
     balanced, honest = Balanced(), Honest()
-    assert re.match(r"the loss loss is .* for 8 samples in one forward", said(balanced.loss, balanced))
+    assert re.match(
+        r"the loss loss is .* for 8 samples in one forward.* method across: docs/",
+        said(balanced.loss, balanced),
+    )
     paddle.seed(1)  # other weights may send all samples to one expert, whose balance mixes nothing
     slightly = SlightlyBalanced()
     assert "the loss loss is " in said(slightly.loss, slightly)
@@ -593,6 +597,14 @@ def test_a_trial_that_fails_is_a_sentence(
     model.register_forward_pre_hook(lambda *_: end())
     found = tried(cross_entropy(), model)
     assert not found.differences and sentence in found.unknown[0] and "\n" not in found.unknown[0]
+
+
+def test_a_loss_that_returns_no_pair_is_refused_also_if_outputs_have_no_sample_dim() -> None:
+    """Its error was a sentence on a trial first, and then an error of the first update."""
+    model = network()
+    model.forward = lambda x: (model[2](model[1](model[0](x))), x.mean())
+    with pytest.raises(LossError, match="without its count"):
+        tried(lambda outputs, targets: F.cross_entropy(outputs[0], targets), model)
 
 
 def test_a_model_that_is_too_large_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

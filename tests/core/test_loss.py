@@ -281,3 +281,33 @@ def test_a_users_attribute_named_ignored_is_no_class() -> None:
     assert as_loss(own).ignored is None
     assert as_loss(CrossEntropy(ignore_index=3).build()).ignored == 3
     assert as_loss(paddle.nn.CrossEntropyLoss(ignore_index=2)).ignored == 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "returns"),
+    [
+        (lambda y: (y,), "a tuple of 1 item"),
+        (lambda y: [y, y], "a list of 2 items"),
+        (lambda y: {"logits": y}, "a dict of 'logits'"),
+    ],
+)
+@pytest.mark.parametrize("loss", [partial(F.cross_entropy, reduction="none"), lambda y, t: F.softmax(y)])
+def test_a_loss_that_takes_a_tuple_for_a_tensor_is_told_what_the_model_returns(
+    loss: Any, outputs: Any, returns: str
+) -> None:
+    with pytest.raises(
+        (AttributeError, ValueError), match=f"your model returns {returns}, and the loss gets"
+    ):
+        as_loss(loss)(outputs(paddle.rand([3, 4])), paddle.zeros([3], "int64"))
+
+
+def test_an_index_that_a_tuple_of_outputs_lacks_and_other_errors() -> None:
+    y, t = paddle.rand([3, 4]), paddle.zeros([3], "int64")
+    with pytest.raises(IndexError, match=r"^tuple index out of range \(your model returns a tuple of 1 item"):
+        as_loss(lambda y, t: y[1])((y,), t)
+    with pytest.raises(AttributeError) as other:
+        as_loss(lambda y, t: y.nothing)(y, t)
+    assert "your model" not in str(other.value)
+    with pytest.raises(AttributeError) as other:
+        as_loss(lambda outputs, t: outputs[0].nothing)((y,), t)
+    assert "your model" not in str(other.value)
