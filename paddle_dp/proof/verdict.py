@@ -20,7 +20,7 @@ from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
 from paddle_dp.proof.tolerance import ROUNDING_BOUND, VISIBLE_FAULT, is_same
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
-from paddle_dp.text import and_more, numbered
+from paddle_dp.text import CAN_DIFFER, and_more, numbered
 
 # Exit statuses. FAILED also means a side that did not run (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
@@ -275,7 +275,7 @@ class Verdict:
 
     def _left_out(self) -> Iterator[str]:
         prefix = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
-        yield from (f"{prefix}: {sentence}." for sentence in self.candidate.differences)
+        yield from (f"{prefix}: {each.removesuffix(CAN_DIFFER)}." for each in self.candidate.differences)
         if self.layer_state_difference is not None:
             yield (
                 f"{prefix}: {self.layer_state_difference}: state that layers keep outside their weights is not shared "
