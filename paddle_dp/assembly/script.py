@@ -269,15 +269,15 @@ def _joined() -> Mesh:
 
 
 def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
-    """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has cut, and for a
-    finished optimizer, made before the adapter. An earlier training's clips are the optimizer's again."""
+    """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has split, and for
+    a finished optimizer that it has dealt to the ranks, or that was made before the adapter. An earlier training's
+    clips are the optimizer's again."""
     import paddle
 
-    from paddle_dp.core.optimizer import check_undistributed, return_clips
+    from paddle_dp.core.optimizer import check_unsplit, renew
 
-    check_undistributed(model, optimizer)
-    if isinstance(optimizer, paddle.optimizer.Optimizer):
-        return_clips(optimizer)
+    check_unsplit(model)
+    renew(optimizer)
     if adapter and isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UsageError(
             "Trainer.of.optimizer: a finished one does not have the adapter's parameters: give it by word, class or "

@@ -24,7 +24,8 @@ Parameters = list[paddle.Tensor]
 # The clips of optimizers, and of their groups, that `take_clips` has removed.
 _REMOVED_CLIPS: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
 DISTRIBUTED: WeakSet[Any] = WeakSet()
-"""Models and optimizers that a strategy has cut or dealt to the ranks: no other training can begin with them."""
+"""Optimizers whose parameters a strategy has dealt to the ranks: no other training can begin with them."""
+_SPLIT_KEY = "split"  # in a parameter's optimize_attr, which slices and copies of it inherit
 
 
 def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
@@ -52,21 +53,36 @@ def refuse_foreign(owner: str, foreign: Parameters, model: nn.Layer) -> None:
         )
 
 
-def check_undistributed(model: Any, optimizer: Any) -> None:
-    """Raises UsageError if an earlier training has cut the model, or dealt its weights or the finished optimizer's
-    parameters to the ranks: each has a part of them."""
-    if isinstance(model, nn.Layer) and any(
-        layer in DISTRIBUTED for layer in model.sublayers(include_self=True)
-    ):
-        raise UsageError(
-            "Trainer.of.model: an earlier Trainer.of has cut it, or dealt its weights to the ranks. Build the model "
-            "anew, and load that run's weights: load=FOLDER."
-        )
-    if isinstance(optimizer, paddle.optimizer.Optimizer) and optimizer in DISTRIBUTED:
+def mark_split(model: nn.Layer) -> None:
+    """Marks the parameters of a model that a strategy is about to split: each rank will have the weights of a part, or
+    the forward of one. Call it before anything is split, because a refusal may leave the model half split."""
+    for parameter in model.parameters():
+        parameter.optimize_attr = {**parameter.optimize_attr, _SPLIT_KEY: True}
+
+
+def check_unsplit(model: Any) -> None:
+    """Raises UsageError if an earlier training has split a parameter of the model (`mark_split`), also within another
+    model that shares a layer with it."""
+    for name, parameter in model.named_parameters() if isinstance(model, nn.Layer) else ():
+        if _SPLIT_KEY in getattr(parameter, "optimize_attr", {}):
+            raise UsageError(
+                f"Trainer.of.model: an earlier Trainer.of has split it among the ranks, with its parameter '{name}'. "
+                "Build the model and all its layers anew, after paddle.seed(0) for equal weights on all ranks, and "
+                "load that run's weights: load=FOLDER."
+            )
+
+
+def renew(optimizer: Any) -> None:
+    """Gives an optimizer of an earlier training its clips back. Raises UsageError if that training has dealt its
+    parameters to the ranks. Anything but an optimizer is left alone."""
+    if not isinstance(optimizer, paddle.optimizer.Optimizer):
+        return
+    if optimizer in DISTRIBUTED:
         raise UsageError(
             "Trainer.of.optimizer: an earlier Trainer.of has dealt its parameters to the ranks. Make another one of "
-            "the model's parameters, or give it by a word or a function."
+            "the model's parameters, or give it by a word or a function that makes another one."
         )
+    return_clips(optimizer)
 
 
 def check_not_wrapper(optimizer: Any) -> None:

@@ -25,6 +25,7 @@ from paddle_dp.core.optimizer import (
     give_parameters,
     parameters_of,
     refuse_foreign,
+    renew,
 )
 from paddle_dp.core.parameter_groups import use_group_decays
 from paddle_dp.core.placed_model import PlacedModel
@@ -223,7 +224,8 @@ class PreparedTask:
 def prepare(task: Task, mesh: Mesh) -> PreparedTask:
     """Prepares the task for this rank's part of the model.
 
-    Raises UsageError for an optimizer or an embedding that is not supported.
+    Raises UsageError for an optimizer or an embedding that is not supported, and for a function that returns an
+    optimizer which an earlier training has dealt to the ranks.
     """
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     check_dense(model)
@@ -237,6 +239,7 @@ def prepare(task: Task, mesh: Mesh) -> PreparedTask:
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:
         optimizer = make_optimizer(optimizer, task, model)
+        renew(optimizer)  # a function may return one that it keeps
         check_not_wrapper(optimizer)
         check_rate(optimizer, schedule)
         use_group_decays(optimizer)

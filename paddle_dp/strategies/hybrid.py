@@ -233,7 +233,7 @@ class Hybrid:
         from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
         from paddle_dp.core.data_group import NestedGroup
-        from paddle_dp.core.optimizer import DISTRIBUTED, take_clips
+        from paddle_dp.core.optimizer import DISTRIBUTED, mark_split, take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.task import make_optimizer
@@ -242,6 +242,8 @@ class Hybrid:
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         check_lendable(task.model, task.samples, task.lendable)
+        if self._cuts or axes.pipeline > 1 or self._stores_subset:
+            mark_split(task.model)
         if self.config.sync_batch_norm and axes.dp_size > 1:
             synchronize(task.model, NestedGroup.from_hcg(self.hcg))
         placements = Placements()
@@ -258,8 +260,6 @@ class Hybrid:
         prepared = prepare(replace(task, model=model, loss=loss, unknown=unknown), self.mesh)
         known_differences = self._known_differences(prepared.optimizer, task.compared)
         clips = take_clips(prepared.optimizer)  # before owners are dealt: over all parameters of these layers
-        if axes.tensor > 1 or self._stores_subset:
-            DISTRIBUTED.add(task.model)
         if axes.sharding > 1 or axes.pipeline > 1:
             DISTRIBUTED.add(prepared.optimizer)
         engine = None if stages is None else self._engine(model, drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import fcntl
 import inspect
 import os
@@ -17,6 +18,7 @@ import pytest
 from paddle import nn
 
 import paddle_dp
+from models import gpt
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer
@@ -138,19 +140,20 @@ def learn(folders: dict[str, str], refused: str) -> list[str]:
     return refusals(refused)
 
 
-def train_twice(folder: str, strategy: dict[str, Any], keep_optimizer: bool) -> list[float] | str:
-    """The losses of two Trainers of one model, or the second one's refusal."""
+def train_twice(folder: str, strategy: dict[str, Any], optimizers: str) -> list[float] | str:
+    """The losses of two Trainers of one model, or the second one's refusal. `optimizers`: the same one, a new one, or
+    the same one by a function."""
     paddle.seed(1)
     model, kept, rows = Two(), [], []
     for number in range(2):
-        if not (kept and keep_optimizer):
-            kept = [
-                paddle.optimizer.SGD(
-                    0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.02)
-                )
-            ]
+        if not kept or optimizers == "new":
+            clip = nn.ClipGradByGlobalNorm(0.02)
+            kept = [paddle.optimizer.SGD(0.5, parameters=model.parameters(), grad_clip=clip)]
         run = Path(folder) / str(number)
         words = described(run, model=model, optimizer=kept[0], strategy=strategy)
+        if optimizers == "function":
+            words["optimizer"] = partial(lambda optimizer, rate, named: optimizer, kept[0])
+            words["schedule"] = {"use": "constant", "learning_rate": 0.5}
         try:
             trainer = Trainer.of(**words)
         except UsageError as error:
@@ -160,28 +163,77 @@ def train_twice(folder: str, strategy: dict[str, Any], keep_optimizer: bool) -> 
     return rows
 
 
-def two_trainers(folder: str, cases: dict[str, tuple[dict[str, Any], bool]]) -> dict[str, list[float] | str]:
+def two_trainers(folder: str, cases: dict[str, tuple[dict[str, Any], str]]) -> dict[str, list[float] | str]:
     return {name: train_twice(f"{folder}/{name}", *case) for name, case in cases.items()}
 
 
 def test_a_second_training_of_a_model_clips_as_the_first_or_is_refused_by_its_cause(tmp_path: Path) -> None:
-    """A clip that a strategy took from the optimizer was gone in the second; weights of stage 3 stood still there."""
-    sharded = {"use": "hybrid", "sharding": 2, "sharding_stage": 1}
-    cases: dict[str, tuple[dict[str, Any], bool]] = {
-        "same optimizer": ({"use": "hybrid"}, True),
-        "new optimizer, ZeRO": (sharded, False),
-        "same optimizer, ZeRO": (sharded, True),
-        "new optimizer, stage 3": (sharded | {"sharding_stage": 3}, False),
-        "same optimizer, servers": ({"use": "parameter_server"}, True),
+    """A clip that a strategy took from the optimizer was gone in the second; weights of stage 3 stood still there, and
+    under pipeline those of the other stages were old."""
+    sharded, server = {"use": "hybrid", "sharding": 2, "sharding_stage": 1}, {"use": "parameter_server"}
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "same optimizer": ({"use": "hybrid"}, "same"),
+        "same optimizer by a function": ({"use": "hybrid"}, "function"),
+        "new optimizer, ZeRO": (sharded, "new"),
+        "new optimizer, server": (server, "new"),
+        "same optimizer, ZeRO": (sharded, "same"),
+        "same optimizer by a function, ZeRO": (sharded, "function"),
+        "same optimizer, server": (server, "same"),
+        "new optimizer, stage 3": (sharded | {"sharding_stage": 3}, "new"),
+        "new optimizer, pipeline": (LAYOUTS["pipeline"], "new"),
+        "new optimizer, asynchronous server": (server | {"mode": "async"}, "new"),
     }
-    one = train_twice(str(tmp_path / "one"), {"use": "data_parallel"}, True)
+    one = train_twice(str(tmp_path / "one"), {"use": "data_parallel"}, "same")
     assert len(one) == 14
     for many in run_ranks(two_trainers, 2, str(tmp_path / "many"), cases):
-        for name in ("same optimizer", "new optimizer, ZeRO"):
+        for name in [*cases][:4]:
             np.testing.assert_allclose(many[name], one, rtol=1e-5, err_msg=name)
-        assert "optimizer: an earlier Trainer.of has dealt its parameters" in many["same optimizer, ZeRO"]
-        assert "model: an earlier Trainer.of has cut it, or dealt" in many["new optimizer, stage 3"]
-        assert "model: an earlier Trainer.of has cut it, or dealt" in many["same optimizer, servers"]
+        for name in [*cases][4:7]:
+            assert "optimizer: an earlier Trainer.of has dealt its parameters" in many[name], name
+        for name in [*cases][7:]:
+            assert "model: an earlier Trainer.of has split it among the ranks" in many[name], name
+
+
+def refusals_of_split_models(folder: str) -> dict[str, str]:
+    """What a Trainer.of says of models after another one has split them, or some of their layers, or has failed."""
+    tensor, said = LAYOUTS["tensor"], {}
+    tokens = Samples(32, lambda i: (np.arange(i, i + 8) % 16, np.arange(i + 1, i + 9) % 16))
+
+    def attempt(name: str, model: nn.Layer, **more: Any) -> None:
+        optimizer = more.pop("optimizer", paddle.optimizer.SGD)(0.1, parameters=model.parameters())
+        words = described(Path(folder, name), model=model, optimizer=optimizer, **more)
+        try:
+            Trainer.of(**words)
+        except UsageError as error:
+            said[name] = str(error)
+        untried()
+
+    paddle.seed(1)  # before all layers: a Trainer.of gives each rank random numbers of its own
+    body, head, backbone, piped = [Block(6), Block(6)], Block(4), Two(), Two()
+    language = gpt.Config(vocab=16, width=8, depth=1, heads=2, length=8).build()
+    attempt("first", Chain(*body, head), strategy=tensor)
+    attempt("shared layers", Chain(*body, Block(4)))
+    attempt("a cut layer", Chain(Block(6), Chain(body[0].up, nn.Linear(16, 4))))
+    attempt("first pipeline", piped, strategy=LAYOUTS["pipeline"])
+    attempt("a copy", copy.deepcopy(piped))
+    attempt("failed", backbone, optimizer=paddle.optimizer.Lamb, strategy=tensor)
+    attempt("after a failure", backbone)
+    attempt("new layers", Chain(nn.GELU(), Block(6), Block(4)))
+    for name in ("first sequence", "second sequence"):
+        attempt(name, language, train=tokens, test=None, strategy={"use": "hybrid", "sequence": 2})
+    return said
+
+
+def test_a_model_whose_layers_another_training_has_split_is_refused(tmp_path: Path) -> None:
+    """Another model around the same layers, such as of a backbone's pretraining, learned from slices, silently; so did
+    a model that a refused training had cut before it was refused."""
+    for said in run_ranks(refusals_of_split_models, 2, str(tmp_path)):
+        assert "optimizer Lamb takes norms over whole parameters" in said.pop("failed")
+        names = ["shared layers", "a cut layer", "a copy", "after a failure", "second sequence"]
+        assert [*said] == names, said
+        for name, text in said.items():
+            assert "model: an earlier Trainer.of has split it among the ranks" in text, name
+        assert "with its parameter 'blocks.0.up.weight'" in said["shared layers"]
 
 
 def loop_after_fits(folder: str, strategies: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:

@@ -173,7 +173,7 @@ class Branches:
         from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
         from paddle_dp.core.data_group import PaddleGroup
-        from paddle_dp.core.optimizer import take_clips
+        from paddle_dp.core.optimizer import mark_split, take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.update import PlacedNorm
@@ -183,6 +183,7 @@ class Branches:
         axes, me = self.mesh.axes, self.mesh.rank
         if self.mesh.ranks == 1:
             return full_model_learner(task, self.mesh)
+        mark_split(task.model)
         group, data = PaddleGroup.create(axes, me, "tensor"), PaddleGroup.create(axes, me, "data")
         if axes.data > 1 and self.config.sync_batch_norm:
             synchronize(task.model, data)

@@ -290,7 +290,7 @@ class ParameterServer:
         placements = Placements(ServedPlacement())
         clips = take_clips(prepared.optimizer)  # before parameters are dealt: a clip is over all of them
         deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
-        DISTRIBUTED.update((task.model, prepared.optimizer))
+        DISTRIBUTED.add(prepared.optimizer)
         # Only now it is known which weights this rank stores: no other gets memory, or keeps it.
         draw(task.model, deal.stored(prepared.model))
         deal.free_remote(prepared.model)
@@ -324,7 +324,7 @@ class ParameterServer:
         """Prepares the task, of which each rank has the whole model still, and checks that its optimizer's list of
         trained parameters can be dealt."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
-        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out
+        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out, mark_split
         from paddle_dp.learner import prepare
         from paddle_dp.learner.task import make_optimizer
         from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
@@ -334,6 +334,8 @@ class ParameterServer:
         if self.config.mode == "async":  # again, for scripts: `refuse` sees only a recipe's loss
             refuse_across(task.loss.compares, self.mesh.dp_size)
         check_lendable(task.model, task.samples, task.lendable)
+        if self.config.mode == "async" or self.config.servers > 1 or self.config.pulls == "rows":
+            mark_split(task.model)  # else every rank has all weights after an update
         synchronized = self.config.sync_batch_norm
         if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
             synchronize(task.model, HostGroup(self.mesh))
