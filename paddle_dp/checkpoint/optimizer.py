@@ -7,7 +7,9 @@ state at the first step that needs it, and refuses to load a state that lacks a 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +93,26 @@ def load_optimizer(
         if {str(array.dtype), dtype_of(tensor)} == {"float32", "float64"}:  # of another train.precision
             array = array.astype(dtype_of(tensor))
         put(tensor, array, name)
+
+
+def count_kinds(optimizer: Any) -> set[str]:
+    """The kinds of states that are one number for a parameter of several (a step count), by the states of a parameter
+    of two numbers, which a copy of the optimizer creates. Empty if it cannot create them."""
+    from paddle.base import framework
+
+    kinds = set()
+    for member in getattr(optimizer, "members", [optimizer]):
+        trial = copy(member)
+        trial._accumulators, trial._accumulators_holder = defaultdict(dict), {}
+        trial._already_create_accumulator = set()
+        try:
+            _create_states(trial, [framework.EagerParamBase(shape=[2], dtype="float32", name="two_numbers")])
+        except Exception:  # noqa: BLE001 - a user's optimizer may know its own parameters only
+            continue
+        kinds |= {
+            kind for kind, states in trial._accumulators.items() if any(s.size == 1 for s in states.values())
+        }
+    return kinds
 
 
 def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:

@@ -23,7 +23,7 @@ Megatron-LM's equivalent is ShardedTensor (global_shape, global_offset, replica_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,14 +122,21 @@ class Placements:
         record = self._records.get(id(tensor))
         return self._default if record is None else record[1]
 
-    def state_placements(self, states: Sequence[tuple[str, paddle.Tensor, paddle.Tensor]]) -> list[Placement]:
+    def state_placements(
+        self,
+        states: Sequence[tuple[str, paddle.Tensor, paddle.Tensor]],
+        count_kinds: Callable[[], Collection[str]],
+    ) -> list[Placement]:
         """The placement of each of an optimizer's states on this rank: (kind, tensor, parameter).
 
         A state is sliced as its parameter, also behind further dims (ASGD's gradients of several steps, [steps, …]); of
         another shape (a step count) it is whole on every rank that has it. A kind that has one number for a parameter
-        of several is such a count for every parameter: also where a slice is one number.
+        of several is such a count for every parameter: also where a slice is one number. There `count_kinds()` is asked
+        for these kinds, because this rank may have states of such slices only.
         """
         counts = {kind for kind, tensor, parameter in states if tensor.size == 1 < parameter.size}
+        if any(p.size == 1 and self.placement_of(p).shard is not None for _, _, p in states):
+            counts |= set(count_kinds())
         placements = []
         for kind, tensor, parameter in states:
             placement, before = self.placement_of(parameter), tensor.ndim - parameter.ndim

@@ -5,14 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.digest import digests_of, shard_sum, tensor_sums
 from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
-from paddle_dp.checkpoint.optimizer import MASTER, load_optimizer, optimizer_name, optimizer_tensors
+from paddle_dp.checkpoint.optimizer import (
+    MASTER,
+    count_kinds,
+    load_optimizer,
+    optimizer_name,
+    optimizer_tensors,
+)
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.shards import Box, ShardInfo
 from paddle_dp.checkpoint.tensors import FLOATS, HostMemory, Room, check_shape, converted, fill, tensor_shard
@@ -154,7 +160,8 @@ def optimizer_states(learner: Learner) -> list[Placed]:
     named = dict(learner.placed.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
     states = [(name.rpartition("/")[2], each, named[_parameter(name)]) for name, each in tensors.items()]
-    return [*zip(tensors, tensors.values(), learner.placed.placements.state_placements(states), strict=True)]
+    placements = learner.placed.placements.state_placements(states, partial(count_kinds, learner.optimizer))
+    return [*zip(tensors, tensors.values(), placements, strict=True)]
 
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:

@@ -268,6 +268,38 @@ def test_a_loop_with_the_optimizer_of_a_training_clips_as_before(tmp_path: Path)
             np.testing.assert_allclose(hybrid, plain, rtol=1e-4, atol=1e-6)
 
 
+class Narrow(nn.Layer):
+    """Of its layer `up` each of two ranks has one output."""
+
+    cuts: ClassVar = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 2), nn.Linear(2, 4, bias_attr=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+def train_biases(folder: str, length: str, **more: Any) -> list[float]:
+    paddle.seed(1)
+    model = Narrow()
+    model.up.weight.stop_gradient = model.down.weight.stop_gradient = True
+    optimizer = paddle.optimizer.AdamW(0.05, parameters=model.parameters())
+    Trainer.of(**described(Path(folder), model=model, optimizer=optimizer, **more)).fit(length)
+    return losses(Path(folder))
+
+
+def test_states_of_slices_of_one_number_are_loaded_in_another_layout(tmp_path: Path) -> None:
+    """Each rank updates one number: its step counts were saved as slices, which no other layout could load."""
+    one, many = str(tmp_path / "one"), str(tmp_path / "many")
+    train_biases(one, "1 epoch")
+    run_ranks(train_biases, 2, many, "1 epoch", strategy=LAYOUTS["tensor"])
+    resumed = [train_biases(folder, "2 epochs", resume=True) for folder in (one, many)]
+    assert len(resumed[0]) == 14
+    np.testing.assert_allclose(resumed[1], resumed[0], rtol=1e-5)
+
+
 def losses(run: Path) -> list[float]:
     return [row["loss"] for row in events(run) if row["event"] in ("step", "evaluated")]
 

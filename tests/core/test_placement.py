@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.checkpoint.optimizer import count_kinds
 from paddle_dp.core.placement import Placement, Placements, Shard
 from paddle_dp.mesh.degrees import Degrees
 
@@ -83,10 +84,32 @@ def test_a_count_is_no_slice_also_where_the_slice_of_a_parameter_is_one_number()
     states = [(kind, p) for p in (bias, weight) for kind in ("moment", "count")]
     shapes = {"moment": lambda p: p.shape, "count": lambda p: [1]}
     bias_moment, bias_count, moment, count = placements.state_placements(
-        [(kind, paddle.ones(shapes[kind](p)), p) for kind, p in states]
+        [(kind, paddle.ones(shapes[kind](p)), p) for kind, p in states], set
     )
     assert (moment.offset([2, 4]), bias_moment.offset([1])) == ((0, 4), (1,))
     assert bias_count == count
-    (steps,) = placements.state_placements([("steps", paddle.ones([3, 2, 4]), weight)])
+    (steps,) = placements.state_placements([("steps", paddle.ones([3, 2, 4]), weight)], set)
     assert (steps.offset([3, 2, 4]), steps.global_shape([3, 2, 4])) == ((0, 0, 4), (3, 2, 8))
     assert (count.slice_index, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "ASGD"])
+def test_a_count_is_no_slice_also_where_each_slice_of_this_rank_is_one_number(optimizer):
+    """A rank that updates one bias of a cut layer, such as in BitFit, or as its owner."""
+    settings = {"batch_num": 1} if optimizer == "ASGD" else {}
+    placements, bias = Placements(), paddle.create_parameter([1], "float32")
+    placements.record(bias, shard=Shard(0, 1, 2))
+    made = getattr(paddle.optimizer, optimizer)(0.1, parameters=[bias], **settings)
+    bias.sum().backward()
+    made.step()
+    states = [
+        (kind, tensor, bias) for kind, by_name in made._accumulators.items() for tensor in by_name.values()
+    ]
+    kinds = [kind for kind, _, _ in states]
+    sliced = [
+        placement.shard is not None
+        for placement in placements.state_placements(states, lambda: count_kinds(made))
+    ]
+    slices = {"AdamW": {"moment1", "moment2"}, "ASGD": {"d", "y"}}[optimizer]
+    assert {kind for kind, is_slice in zip(kinds, sliced, strict=True) if is_slice} == slices
+    assert all(len(by_name) == 1 for by_name in made._accumulators.values()), "the trial left a state"
