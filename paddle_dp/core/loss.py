@@ -247,8 +247,9 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
         return wide.sum(), int(result.size)
     raise LossError(
         f"the loss returned {_described(result)}, without its count. Return (total, count), the sum and the number of "
-        "its terms, or one loss per sample: paddle.nn.CrossEntropyLoss(reduction='none'), for example. A mean that "
-        "ignores targets or weights classes divides by their weights: return their sum as the count."
+        "its terms, or one loss per sample: paddle.nn.CrossEntropyLoss(reduction='none'), for example. The count of a "
+        "mean is its divisor: (targets != 0).sum() if it ignores targets of 0, weights[targets].sum() if it weights "
+        "classes."
     )
 
 

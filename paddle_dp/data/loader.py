@@ -102,7 +102,8 @@ class Loader:
     def dataset(self, dataset: Dataset) -> None:
         raise UsageError(
             f"a loader reads the data set that it was made for, not a {type(dataset).__name__} that it is given later. "
-            "Change an attribute of the data set, or make another Trainer.of of the same model."
+            "Change an attribute of the data set between two calls of fit (data workers have a copy of it), or make "
+            "another Trainer.of with it."
         )
 
     @property

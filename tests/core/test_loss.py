@@ -218,6 +218,24 @@ def test_a_result_without_a_count_is_refused(result: Any, said: str) -> None:
         total_and_count(result, 4)
 
 
+def test_the_divisors_on_the_page_about_fleet_are_those_of_paddles_means() -> None:
+    """It gave `weights[targets]` for ignored targets, too, which reads other memory at -100. Paddle divides at a
+    negative `ignore_index` by all targets."""
+    page = (Path(__file__).parents[2] / "docs/coming-from/fleet.md").read_text(encoding="utf-8")
+    weighted, ignoring = re.findall(r"`\(losses\.sum\(\), (.*?\.sum\(\))\)`", page)
+    outputs, weights = paddle.randn([4, 3]), paddle.to_tensor([0.5, 2.0, 3.0])
+    targets, masked = paddle.to_tensor([0, 2, 1, 2]), paddle.to_tensor([0, 2, 1, -100])
+    known = {"weights": weights, "targets": targets}
+    for settings, labels, count in (
+        ({"weight": weights}, targets, float(eval(weighted, known))),
+        ({"ignore_index": 0}, targets, float(eval(ignoring, known))),
+        ({"ignore_index": -100}, masked, 4.0),
+    ):
+        losses = nn.CrossEntropyLoss(**settings, reduction="none")(outputs, labels)
+        mean = nn.CrossEntropyLoss(**settings)(outputs, labels)
+        np.testing.assert_allclose(float(losses.sum()) / count, float(mean), rtol=1e-5, err_msg=str(settings))
+
+
 def test_counts_samples_is_checked_against_the_returned_count() -> None:
     class Promising:
         counts_samples = True
