@@ -234,13 +234,16 @@ def forward(self: nn.SyncBatchNorm, x: paddle.Tensor) -> paddle.Tensor:
 
 
 def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
-    """Lets every BatchNorm within `model` normalize over these ranks, in place.
+    """Lets every BatchNorm within `model` normalize over these ranks, in place; also one that an earlier training let
+    normalize over others.
 
     Skips frozen ones, and those with another forward, which `local_norms` still lists.
     """
-    for index, layer in enumerate(filter(_is_plain, model.sublayers(include_self=True))):
-        vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
-        layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
+    norms = [n for n in model.sublayers(include_self=True) if isinstance(n, SyncBatchNorm) or _is_plain(n)]
+    for index, layer in enumerate(norms):
+        if not isinstance(layer, SyncBatchNorm):
+            vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
+            layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
         extend(layer, mesh, index)
     return model
 

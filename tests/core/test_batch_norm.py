@@ -72,6 +72,15 @@ def test_synchronize_keeps_names_and_weights():
     assert synchronize(model, Mesh.alone())[1] is model[1]
 
 
+def test_synchronize_replaces_the_ranks_of_an_earlier_training():
+    """After servers, whose workers exchange through server 0, data_parallel ended in an AssertionError."""
+    model = nn.Sequential(nn.BatchNorm2D(3), nn.Sequential(nn.BatchNorm2D(3)))
+    earlier, later = Mesh.alone(), Mesh.alone()
+    for mesh in (earlier, later):
+        synchronize(model, mesh)
+        assert [(norm.mesh is mesh, norm.index) for norm in (model[0], model[1][0])] == [(True, 0), (True, 1)]
+
+
 class Own(nn.BatchNorm2D):
     def forward(self, x):
         return super().forward(x) + 1
