@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,7 +13,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch, call
 from paddle_dp.core.batch_norm import RunningStatistics
-from paddle_dp.core.dropout import Scope, install, number_blocks
+from paddle_dp.core.dropout import EVALUATION, Scope, install, number_blocks
 from paddle_dp.core.dropout.uncaught import DrawMonitor, cut_unsaid
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
@@ -195,6 +195,13 @@ class BatchRunner:
         )
 
 
+_LayerDraws = tuple[dict[str, list[str]], dict[str, tuple[list[int], int]]]  # `kinds_by_layer` and `doubted`
+
+
+def _draws_in(watch: DrawMonitor) -> _LayerDraws:
+    return {label: sorted(kinds) for label, kinds in watch.kinds_by_layer.items()}, watch.doubted
+
+
 class Draws(LearnerCheck):
     """The random numbers of a learner's forwards: the masks of one process (`exact`), or separate masks per rank.
 
@@ -208,6 +215,7 @@ class Draws(LearnerCheck):
         self._watch: DrawMonitor | None = DrawMonitor()
         self._watched: tuple[int, int] | None = None  # epoch and number of that batch
         self._later: DrawMonitor | None = None  # watches the batches after it
+        self._evaluation_watch: DrawMonitor | None = None
         self._kinds_by_layer: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
         self._unsaid: dict[str, str] = {}
@@ -249,9 +257,12 @@ class Draws(LearnerCheck):
             self._gather(watch)
 
     def _gather(self, watch: DrawMonitor) -> None:
-        mesh = self._mesh
-        draws = {label: sorted(kinds) for label, kinds in watch.kinds_by_layer.items()}, watch.doubted
-        for kinds_by_layer, doubted in mesh.gather(draws) if mesh.ranks > 1 else [draws]:
+        draws = _draws_in(watch)
+        self.add(self._mesh.gather(draws) if self._mesh.ranks > 1 else [draws])
+
+    def add(self, draws_of_ranks: Iterable[_LayerDraws]) -> None:
+        """Adds what all ranks have found, in an equal order on each."""
+        for kinds_by_layer, doubted in draws_of_ranks:
             self._doubted = doubted | self._doubted
             for label, kinds in kinds_by_layer.items():
                 self._kinds_by_layer[label] = sorted({*self._kinds_by_layer.get(label, []), *kinds})
@@ -303,3 +314,26 @@ class Draws(LearnerCheck):
             return NOTHING
         samples = max(micro_batch.samples, 1)
         return Scope(batch.seed, batch.epoch, batch.index, micro_batch.first, samples, micro_batch.places)
+
+    # In an evaluation, for models that draw there, too (Monte-Carlo dropout).
+
+    def around_evaluation(
+        self, batch: Batch, micro_batch: MicroBatch, batch_size: int, layers: Callable[[], Layers]
+    ) -> AbstractContextManager[Any]:
+        """Wraps an evaluation's forward and loss of one micro-batch, of batches of `batch_size` samples.
+
+        A mask depends on the sample's position among all held-out samples: each evaluation draws it again, on any
+        number of ranks. The first evaluation's first forward is watched, as the first update is.
+        """
+        scope: AbstractContextManager[Any] = NOTHING
+        if self.exact:
+            first = batch.index * batch_size + micro_batch.first
+            scope = Scope(batch.seed, EVALUATION, 0, first, max(micro_batch.samples, 1))
+        if self._evaluation_watch is not None or self._mesh.ranks == 1:
+            return scope
+        self._evaluation_watch = DrawMonitor(notes_calls=False)
+        return nested(scope, self._evaluation_watch.on(layers()))
+
+    def evaluation_draws(self) -> _LayerDraws:
+        """What this rank's watch of the first evaluation has found, to be gathered for `add`."""
+        return _draws_in(self._evaluation_watch) if self._evaluation_watch is not None else ({}, {})

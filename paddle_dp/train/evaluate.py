@@ -94,13 +94,13 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     while True:
         lost = len(mesh.lost)
         tally = _tallied(learner, loader, loader.batches, metrics)
-        rows = mesh.gather(
-            [tally.sums, tally.count, tally.samples, None if tally.confusion is None else True]
-        )
+        confuses, draws = None if tally.confusion is None else True, learner.runner.draws.evaluation_draws()
+        rows = mesh.gather([tally.sums, tally.count, tally.samples, confuses, draws])
         confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
         gathered = [each.gathered(mesh) for each in tally.collected]
         if len(mesh.lost) == lost:
             break  # else a rank was lost meanwhile, and its samples were not counted
+    learner.runner.draws.add(row[4] for row in rows)
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.sampler.samples:
         raise DataError(f"the evaluation counted {samples} samples instead of {loader.sampler.samples}.")
@@ -158,13 +158,15 @@ def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[M
     """This rank's sums over the first `batches` batches, with the model in evaluation mode. Modes, and buffers that
     these forwards change, are restored."""
     tally = _Tally(collected=[Collected(metric, loader.sampler.samples) for metric in metrics])
+    draws, size = learner.runner.draws, loader.sampler.batch
     try:
         with extra_forwards(learner.model, learner.loss.owner):
             learner.model.eval()
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
                     if learner.runner.score_is_collective or not micro_batch.is_dummy:
-                        tally.add(learner, batch, micro_batch)
+                        with draws.around_evaluation(batch, micro_batch, size, learner.placed.named_layers):
+                            tally.add(learner, batch, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
     return tally

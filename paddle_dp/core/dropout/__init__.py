@@ -7,6 +7,6 @@ numbers for data (augmentation) are in `data.randomness`.
 """
 
 from paddle_dp.core.dropout.calls import install
-from paddle_dp.core.dropout.scope import Scope, current, number_blocks, within_slice
+from paddle_dp.core.dropout.scope import EVALUATION, Scope, current, number_blocks, within_slice
 
-__all__ = ["Scope", "current", "install", "number_blocks", "within_slice"]
+__all__ = ["EVALUATION", "Scope", "current", "install", "number_blocks", "within_slice"]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -292,10 +293,19 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def plain_if_dropped(param: Any) -> str:
-    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, where dropout is replaced."""
-    if current() is not None and param.dropout:
+    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, where dropout is replaced.
+
+    An evaluation's attention seldom drops, and then keeps its kernel: the caller alone knows whether it drops.
+    """
+    here = current()
+    if here is not None and param.dropout and (not here.in_evaluation or _caller_trains()):
         return "math"
     return str(original(f"{_SDPA}.select_sdp_for_sdpa")(param))
+
+
+def _caller_trains() -> bool:
+    """The argument `training` of the attention that asks `plain_if_dropped` for its kernel."""
+    return bool(sys._getframe(2).f_locals.get("training", True))
 
 
 def flash_attention(  # noqa: PLR0913 - as Paddle calls it

@@ -25,6 +25,8 @@ from paddle_dp.core.dropout.masks import Keys, Ranges
 Kind = Literal["tokens", "colwise", "channels", "heads"]
 Axis = Literal["tensor", "sequence"]
 
+EVALUATION = -1  # the epoch of evaluations: their masks are those of no update
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -94,7 +96,7 @@ class Scope:
         samples: int,
         positions: Sequence[int] | None = None,
     ):
-        self.samples = samples
+        self.samples, self.in_evaluation = samples, epoch == EVALUATION
         self._numbers, self._first, self._positions = (seed, epoch, index), first, positions
         self.block = 0
         self.calls: dict[int, int] = {}

@@ -31,8 +31,32 @@ class Block(_transformer.Block):
 
     def _attend(self, qkv):
         q, k, v = qkv.reshape([0, 0, -1, 3 * self.head_width]).split(3, axis=-1)
-        drops = {"dropout_p": 0.2, "training": self.training}
+        drops = {"dropout_p": 0.2, "training": self.attention_drops()}
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **drops).flatten(2)
+
+    def attention_drops(self):
+        return self.training
+
+
+class MonteCarloBlock(Block):
+    """It drops in evaluation, too, if `monte_carlo` has made its layers."""
+
+    def attention_drops(self):
+        return True
+
+
+class MonteCarloDropout(nn.Dropout):
+    def forward(self, x):
+        return F.dropout(x, self.p)  # training=True is Paddle's default
+
+
+def monte_carlo():
+    """The chain of `dropping`, with dropout in evaluation, too."""
+    model = dropping(MonteCarloBlock)
+    for layer in model.sublayers():
+        if type(layer) is nn.Dropout:
+            layer.__class__ = MonteCarloDropout
+    return model
 
 
 def dropping(kind=Block):

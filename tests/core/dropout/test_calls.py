@@ -12,7 +12,7 @@ from paddle.distributed.fleet.layers.mpu import random
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
-from paddle_dp.core.dropout import Scope, calls, current, install
+from paddle_dp.core.dropout import EVALUATION, Scope, calls, current, install
 from paddle_dp.errors import UsageError
 
 install()
@@ -251,3 +251,15 @@ def test_flash_attention_that_drops_is_computed_step_by_step():
     with Scope(0, 0, 0, 0, 6):
         plain = F.scaled_dot_product_attention(q, k, k, dropout_p=0.5, is_causal=True)
     assert (out == plain).all()
+
+
+def test_attention_that_does_not_drop_keeps_its_kernel_in_an_evaluation(monkeypatch):
+    """Its probability is that of the training: a GPU's evaluation would lose its kernel."""
+    q, asked = paddle.randn([6, 5, 2, 4]), []
+    target = "paddle.nn.functional.sdpa.select_sdp_for_sdpa"
+    monkeypatch.setitem(calls._originals, target, lambda param: asked.append(param) or "math")
+    for training, count in ((False, 1), (True, 0)):
+        with Scope(0, EVALUATION, 0, 0, 6):
+            F.scaled_dot_product_attention(q, q, q, dropout_p=0.5, training=training)
+        assert len(asked) == count
+        asked.clear()

@@ -14,6 +14,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.learner import full_model_learner
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
+from paddle_dp.train.evaluate import evaluate
 from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
@@ -172,6 +173,28 @@ def test_only_the_first_batch_is_watched_where_ranks_tell_of_it_after_many():
     one._after_update.remove(one.runner.draws.after_update)
     trained(one)
     assert watch.dropped and cut_unsaid([({"data": 0}, watch.dropped)]) == {}
+
+
+def differences_of_evaluations(hows):
+    """What is said after two evaluations on two ranks, of which one has no held-out sample; a training was before."""
+    mesh, found = join(seed=3), []
+    for how in hows:
+        one = read_part("strategies", {"use": "data_parallel"}).build(mesh).place(task_of(Drawing(""), loss))
+        trained(one)
+        one.model.how = how
+        for _ in range(2):
+            evaluate(one, Loader.plain(samples(1), 6, mesh, shuffle=False), mesh)
+        found.append(one.runner.draws.differences())
+    return found
+
+
+def test_a_draw_in_the_evaluation_alone_is_said():
+    for nothing, python in run_ranks(differences_of_evaluations, 2, ["", "python"]):
+        assert nothing == []
+        (said,) = python
+        assert said.startswith(
+            "the model (Drawing) draws from Python's generator, which differs on another number"
+        )
 
 
 class Cut(nn.Layer):

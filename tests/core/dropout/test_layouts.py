@@ -10,8 +10,9 @@ from models import bert, gpt, vit
 from paddle_dp.data import Loader
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
+from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Recompute
-from tests.core.dropout.layers import CONFIG, dropping, loss
+from tests.core.dropout.layers import CONFIG, dropping, loss, monte_carlo
 from tests.house.learners import numbers_of, task_of
 from tests.parity import train
 from tests.ranks import run_ranks
@@ -101,6 +102,38 @@ MORE_OF_TWO = [
 )
 def test_two_ranks_in_every_layout(cases):
     check(2, cases)
+
+
+def held_out(cases, batch):
+    """The held-out loss of each case (strategy's word, settings), of a model that drops in evaluation, too."""
+    mesh, losses = join(seed=3), []
+    data = [sample("everywhere", i) for i in range(19)]
+    for use, settings in cases:
+        learner = (
+            read_part("strategies", {"use": use, **settings})
+            .build(mesh)
+            .place(task_of(monte_carlo(), loss()))
+        )
+        loader = Loader.plain(data, batch, learner.mesh, seed=5, shuffle=False)
+        paddle.seed(mesh.rank)  # nothing of what follows depends on it
+        losses.append(evaluate(learner, loader, learner.mesh).numbers["loss"])
+        paddle.rand([5])
+        assert evaluate(learner, loader, learner.mesh).numbers["loss"] == losses[-1], "the same weights"
+        assert learner.runner.draws.differences() == []
+    return losses
+
+
+HELD_OUT = [
+    ("data_parallel", {}), ("hybrid", {"sharding": 2, "sharding_stage": 3}), ("hybrid", {"tensor": 2}),
+    ("hybrid", ALONG), ("hybrid", {"sequence": 2}), ("hybrid", {"pipeline": 2, "pipeline_schedule": "interleaved"}),
+]  # fmt: skip
+
+
+def test_an_evaluation_that_drops_is_one_process_s_in_every_layout_and_held_out_batch():
+    """F.dropout(x, 0.5) drops in evaluation, too: each rank drew from its generator, and other numbers each time."""
+    (truth,) = held_out([("single", {})], 5)
+    for losses in run_ranks(held_out, 2, HELD_OUT, 8, timeout=300):
+        np.testing.assert_allclose(losses, truth, rtol=1e-5)
 
 
 FOUR = [
