@@ -231,6 +231,12 @@ class TrainerBuilder:
         written = self._written_in_blocks(task, notes.in_blocks)
         for setting, sentence in written.items() if self.mesh.is_main else ():
             print(f"{setting}: {sentence}", file=sys.stderr, flush=True)
+        if notes.derivative_error and self.test_loader is not None and self.mesh.is_main:
+            print(
+                f"the first evaluation will end with this: {notes.derivative_error}",
+                file=sys.stderr,
+                flush=True,
+            )
         return replace(
             task,
             known_differences=(*task.known_differences, *notes.differences, *written.values()),

@@ -27,6 +27,7 @@ from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mi
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.blocks import blocks_of, check_chain, has_groups, is_table
 from paddle_dp.core.consistency import digests
+from paddle_dp.core.derivatives import DerivativeError, derivatives_need_gradients
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.extra_forwards import random_state
 from paddle_dp.core.loss import Count, Loss, number
@@ -61,13 +62,14 @@ _ACROSS = (
 class Findings:
     """The results of trials. `differences`: sentences about why a training will differ from one process's. `unknown`:
     about failed trials. `remembers`: attributes, generators and weights that a forward changes; `in_blocks`: those
-    within the model's blocks. `lendable`: `is_lendable`."""
+    within the model's blocks. `lendable`: `is_lendable`. `derivative_error`: an evaluation's, if it will raise one."""
 
     differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     remembers: list[str] = field(default_factory=list)
     in_blocks: list[str] = field(default_factory=list)
     lendable: bool = True
+    derivative_error: str = ""
 
 
 class OutputProbe(Loss):
@@ -132,6 +134,7 @@ def findings(
         return report
     trial = _Trial(learner, first, run_trial)
     report.remembers, drawn = trial.state()
+    report.derivative_error = trial.derivative_error
     inside = {id(layer) for block in blocks_of(model) for layer in block.sublayers(include_self=True)}
     names = [f"model.{name}." for name, layer in model.named_sublayers() if id(layer) in inside]
     report.in_blocks = [name for name in report.remembers if f"{name.rpartition('.')[0]}." in names]
@@ -164,7 +167,7 @@ class _Trial:
 
     def __init__(self, learner: Learner, first: MicroBatch, run_trial: ProcessRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
-        self._run_trial = run_trial
+        self._run_trial, self.derivative_error = run_trial, ""
         inputs_and_targets = self.first.inputs, self.first.targets
         self._state = state_of(learner.model, inputs_and_targets, is_package_loss(self.loss), True)
         self._batch = Batch((), first.samples, 0, 0)
@@ -183,8 +186,12 @@ class _Trial:
             with (
                 learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
                 paddle.no_grad(),
+                derivatives_need_gradients(),
             ):
-                learner.runner.repeat_forward(self.first, self._batch)
+                try:
+                    learner.runner.repeat_forward(self.first, self._batch)
+                except DerivativeError as error:
+                    return {"changed": [], "drawn": [], "derivative_error": str(error)}
             learner.runner.draws.after_update()
             after = zip(weights, digests(weights.values()), before, strict=True)
             written = [f"model.{name}" for name, now, then in after if now != then]
@@ -194,6 +201,7 @@ class _Trial:
             result = self._run_trial(forward)
         except Exception:  # noqa: BLE001 - the first update reports it
             return [], []
+        self.derivative_error = result.get("derivative_error", "")
         return result["changed"], result["drawn"]
 
     def loss_alone(self) -> list[str]:

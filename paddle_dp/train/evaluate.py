@@ -13,6 +13,7 @@ import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checkpoint.rng import restoring_rng_state
+from paddle_dp.core.derivatives import derivatives_need_gradients
 from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.core.loss import Loss
 from paddle_dp.core.metric import Collected, Metric
@@ -160,7 +161,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[M
     tally = _Tally(collected=[Collected(metric, loader.sampler.samples) for metric in metrics])
     draws, size = learner.runner.draws, loader.sampler.batch
     try:
-        with extra_forwards(learner.model, learner.loss.owner):
+        with extra_forwards(learner.model, learner.loss.owner), derivatives_need_gradients():
             learner.model.eval()
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:

@@ -174,7 +174,9 @@ def _kind(sample: Sample) -> tuple[Any, ...]:
 def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
     import paddle
 
-    with paddle.no_grad():
+    from paddle_dp.core.derivatives import derivatives_need_gradients
+
+    with paddle.no_grad(), derivatives_need_gradients():
         inputs = mapped(
             lambda *arrays: paddle.to_tensor(narrowed(np.stack(arrays), model)),
             *(sample.input for sample in batch),

@@ -267,6 +267,22 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     assert (tmp_path / TRACEBACK.format(0)).read_text() == failure.frames
 
 
+def _differentiating(outputs, targets):
+    slope = paddle.autograd.jacobian(outputs.square().sum(-1), outputs, batch_axis=0)[:]
+    return slope.flatten(1).square().sum(-1)
+
+
+def test_a_derivative_that_an_evaluation_lacks_is_an_error_where_one_follows_and_else_a_note() -> None:
+    """“Sizes of the model have to fit”, it was said, also of a training without evaluations."""
+    recipe = read_recipe(DIGITS, ["metrics=[]"])
+    quiet = recipe.model_copy(update={"callbacks": recipe.callbacks[:1]})
+    with patch("paddle_dp.assembly.build.loss_of_recipe", lambda *given: _loss(_differentiating)):
+        with pytest.raises(UsageError, match=r"in _differentiating: `slope = .*\n?.*enable_grad"):
+            tried(recipe)
+        (note,) = tried(quiet)
+    assert note.startswith("an evaluation would end with this: ") and "enable_grad" in note
+
+
 def _loss(function):
     return loss_of(
         type("Part", (), {"build": lambda self: function, "name": "bad", "shelf": "losses"})(), None, "mlp"

@@ -306,3 +306,74 @@ def test_an_evaluation_changes_no_random_number_of_the_training(tmp_path):
     """A resumed run, which evaluates less (the step's checkpoint may precede it) and more, learned other weights."""
     often = [{"use": "evaluate", "every": "1 step"}, {"use": "early_stop", "watch": "acc1", "patience": 9}]
     assert drawing_weights(tmp_path / "often", often) == drawing_weights(tmp_path / "never", [])
+
+
+DIFFERENTIATING = """
+import paddle
+from paddle import nn
+
+class Net(nn.Layer):
+    def __init__(self, how, enables):
+        super().__init__()
+        self.net, self.how, self.enables = nn.Linear(2, 1), how, enables
+
+    def forward(self, x):
+        with paddle.set_grad_enabled(self.enables or paddle.is_grad_enabled()):
+            x.stop_gradient = False
+            u = self.net(x)
+            if self.how == "grad":
+                return paddle.grad(u, x, create_graph=True)[0]
+            return paddle.autograd.jacobian(u, x, batch_axis=0)[:][:, 0]
+
+def of_loss(outputs, targets):
+    return (outputs - targets).square().sum(-1)
+"""
+
+
+class Slopes:
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return np.full(2, i, "float32"), np.zeros(2, "float32")
+
+
+@pytest.fixture
+def pinn(tmp_path):
+    (tmp_path / "pinn_of_test.py").write_text(DIFFERENTIATING)
+    space = {"__name__": "pinn_of_test"}
+    exec(compile(DIFFERENTIATING, str(tmp_path / "pinn_of_test.py"), "exec"), space)
+    return space
+
+
+@pytest.mark.parametrize("how", ["grad", "jacobian"])
+def test_a_derivative_without_gradients_is_refused_with_its_line_and_enabled_ones_are_right(
+    pinn, how, tmp_path, capfd
+):
+    """jacobian gave zeros, silently; grad an error about a graph, after an epoch."""
+    import paddle
+
+    from paddle_dp import Trainer
+    from paddle_dp.errors import UsageError
+
+    def trainer(enables, callbacks=()):
+        paddle.seed(3)
+        model = pinn["Net"](how, enables)
+        optimizer = paddle.optimizer.SGD(0.01, parameters=model.parameters())
+        return Trainer.of(
+            model=model, train=Slopes("train"), test=Slopes("test"), loss=pinn["of_loss"], optimizer=optimizer,
+            batch=4, folder=str(tmp_path / f"run-{enables}"), length="2 steps", callbacks=list(callbacks),
+        )  # fmt: skip
+
+    enabled = trainer(True)
+    slope = float((enabled.learner.model.net.weight.numpy() ** 2).sum())
+    assert enabled.evaluate().numbers["loss"] == pytest.approx(slope, rel=1e-5) and slope > 0.01
+    assert "enable_grad" not in capfd.readouterr().err
+    line = rf"pinn_of_test\.py, line \d+, in forward: .*{how}(.|\n)*enable_grad"
+    with pytest.raises(UsageError, match=line):
+        trainer(False, ["evaluate"]).fit()
+    assert "the first evaluation will end with this: " in capfd.readouterr().err
+    trainer(False).fit()
