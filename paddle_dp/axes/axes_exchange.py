@@ -8,11 +8,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     fused_allreduce_gradients,
     fused_allreduce_gradients_with_group,
@@ -134,6 +137,10 @@ class ReplicaSums:
 _ELSEWHERE = (
     "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "
     "where this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
+)
+_BYPASSED = (
+    "strategy.sharding_stage=3: {} calls the method {}.forward, and only a call of the layer fetches its parameters: "
+    "write {}(…) in place of {}.forward(…)."
 )
 _NO_VALUES = ("holds no memory", "Tensor not initialized yet")  # Paddle's operators say one of them
 
@@ -328,10 +335,28 @@ class OwnerWeights(WeightSync):
     def explain(self, error: RuntimeError) -> Exception | None:
         if not self.collective_forward or not any(text in str(error) for text in _NO_VALUES):
             return None
-        frames = traceback.walk_tb(error.__traceback__)
-        users = [(frame, line) for frame, line in frames if not is_library(frame.f_globals.get("__name__"))]
+        frames = list(traceback.walk_tb(error.__traceback__))
+        for (caller, line), (frame, _) in reversed([*pairwise(frames)]):
+            layer, owner = frame.f_locals.get("self"), caller.f_locals.get("self")
+            if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Layer) or owner is layer:
+                continue
+            if _is_users(caller):
+                call, at = _name_in(owner, layer), f"{caller.f_code.co_filename}, line {line}"
+                return UsageError(_BYPASSED.format(at, type(layer).__name__, call, call))
+            break
+        users = [(frame, line) for frame, line in frames if _is_users(frame)]
         at = f"{users[-1][0].f_code.co_filename}, line {users[-1][1]}" if users else "the model"
         return UsageError(_ELSEWHERE.format(at))
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not is_library(frame.f_globals.get("__name__"))
+
+
+def _name_in(owner: Any, layer: nn.Layer) -> str:
+    """ "self.fm" for a sublayer of `owner`, else "layer"."""
+    named = owner.named_sublayers() if isinstance(owner, nn.Layer) else ()
+    return next((f"self.{name}" for name, sublayer in named if sublayer is layer), "layer")
 
 
 def gathered_samples(placed: PlacedModel) -> GatheredSamples:

@@ -231,7 +231,30 @@ class Added(nn.Layer):
         return self.inner(x) + self.other.bias + self.other.bias
 
 
-MODELS = {"empty": Empty, "outside": Outside, "added": Added, "predicted": Added}
+class Bypassed(Added):
+    """Calls a layer's forward, as models of PaddleRec do."""
+
+    def forward(self, x: Any) -> Any:
+        return self.inner.forward(x) + self.other(x)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+class Inherited(Added):
+    """One of its layers calls its class's forward, and it reads another layer's bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubled(4, 3)
+
+
+MODELS = {
+    "empty": Empty, "outside": Outside, "added": Added, "predicted": Added, "bypassed": Bypassed,
+    "inherited": Inherited,
+}  # fmt: skip
 
 
 def updated(kinds: list[str], stage: int) -> None:
@@ -255,6 +278,11 @@ ELSEWHERE = r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outsi
         ("outside", ELSEWHERE),
         ("added", ELSEWHERE),
         ("predicted", ELSEWHERE),
+        ("inherited", ELSEWHERE),
+        (
+            "bypassed",
+            r"=3: \S*test_stage3\.py, line \d+ calls the method Linear\.forward, (.|\n)*: write self\.inner\(…\) in",
+        ),
     ],
 )
 def test_what_cannot_be_lent_is_refused_with_its_reason(kind: str, said: str) -> None:
