@@ -36,8 +36,19 @@ def pair_of(sample: Any) -> Pair:
         for where, leaf in named_leaves(structure):
             if leaf.dtype.kind not in _NUMBERS or leaf.dtype in _UNKNOWN:
                 at = f" at {where}" if where else ""
-                raise DataError(f"is of type {leaf.dtype}{at}, which no tensor can hold")
+                raise DataError(f"is of type {leaf.dtype}{at}, which no tensor can hold{_origin(leaf)}")
     return pair
+
+
+def _origin(leaf: Array) -> str:
+    """Says how an object of a library, such as a graph, becomes arrays; "" for other arrays."""
+    kind = type(leaf.reshape(-1)[0]) if leaf.dtype == object and leaf.size else int
+    if kind.__module__ == "builtins":
+        return ""
+    return (
+        f": it is a {kind.__module__}.{kind.__qualname__}. Give the arrays that make it, padded to one length (of a "
+        "graph: nodes, edges, and the numbers of both), and build it in the model's forward (docs/add-a-part.md)"
+    )
 
 
 def is_plain(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """Whose fault it is when a sample cannot be had."""
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 
@@ -218,6 +220,8 @@ def test_lists_of_floats_are_float32_and_bytes_are_in_the_machines_order():
         ((np.ones(2, "uint16"), 0), "uint16, which Paddle takes for the bits of bfloat16: give int32"),
         ((np.ones(2, "uint32"), 0), "of type uint32, which no tensor can hold"),
         (({"a": np.ones(2, "longdouble")}, 0), "at a, which no tensor can hold"),
+        ((Namespace(), 0), r"of type object, which no .*: it is a argparse\.Namespace\. Give the arrays that make it"),
+        ((np.array([None]), 0), r"of type object, which no tensor can hold$"),
         (({}, 0), "sample 0 has no inputs"),
         ((np.ones(2), {"a": {}}), "sample 0 has no targets"),
     ],
