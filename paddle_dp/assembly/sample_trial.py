@@ -91,10 +91,28 @@ def _serve(function: Callable[[], Result], commands: Any, answer: Answer, progre
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
+    _refuse_exchanges()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     answer(answer_of(function))
+
+
+def _refuse_exchanges() -> None:
+    """Lets every message to other ranks raise TrialError: gloo would abort the process without its sockets."""
+    group = getattr(paddle.base.core, "ProcessGroupGloo", None)  # Paddle may be built without it
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def exchange(*_: Any, **__: Any) -> Any:
+            raise TrialError(
+                f"the model or the loss exchanges with other ranks, by {name}, and a trial has none"
+            )
+
+        return exchange
+
+    for name in dir(group):
+        if not name.startswith("_") and name not in ("name", "rank", "size"):
+            setattr(group, name, refuse(name.removesuffix("_on_calc_stream")))
 
 
 def answer_of(function: Callable[[], Result]) -> Result:

@@ -179,4 +179,4 @@ def untried(name: str, when: str, error: Exception) -> str:
             name, f"the trial ran out of memory{size}: the training itself probably will, too"
         )
     cause = gist(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {gist(error)}"
-    return UNTRIED.format(name, f"{when} {cause}")
+    return UNTRIED.format(name, f"its trial {when} failed ({cause})")

@@ -28,8 +28,9 @@ from paddle_dp.core.process_runner import in_this_process
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh import Mesh
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.text import CAN_DIFFER
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
 CLASSES = 4
@@ -419,7 +420,7 @@ def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)
     (_, (doubt,)) = mixing(model, batch(2).micro_batches[0].inputs, ForkRunner(60))
     assert doubt.endswith(
-        "treats each sample alone: of one sample there is ZeroDivisionError: division by zero"
+        "treats each sample alone: its trial of one sample failed (ZeroDivisionError: division by zero)"
     )
 
 
@@ -585,7 +586,7 @@ def test_a_trial_leaves_no_trace_in_this_process() -> None:
         (
             lambda: paddle.ones([2, 3]) @ paddle.ones([2, 3]),
             30.0,
-            "with the first samples there is ValueError: (",
+            "its trial with the first samples failed (ValueError: (",
         ),
     ],
 )
@@ -605,6 +606,35 @@ def test_a_loss_that_returns_no_pair_is_refused_also_if_outputs_have_no_sample_d
     model.forward = lambda x: (model[2](model[1](model[0](x))), x.mean())
     with pytest.raises(LossError, match="without its count"):
         tried(lambda outputs, targets: F.cross_entropy(outputs[0], targets), model)
+
+
+class Gathering(nn.Layer):
+    """Gathers the samples of all ranks, as MoCo does for its queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        paddle.distributed.all_gather([], x.detach())
+        return self.inner(x)
+
+
+def trial_of_gathering() -> list[str]:
+    """In a rank: the doubts of a trial, before and after which the ranks can exchange."""
+    mesh = join(seed=0)
+    unknown = tried(cross_entropy(), Gathering()).unknown
+    Gathering()(batch(2).micro_batches[0].inputs)
+    return unknown if mesh.ranks > 1 else []
+
+
+def test_a_model_that_exchanges_is_told_by_that_cause() -> None:
+    """ "there is the process that tried it was ended by SIGABRT", it was said."""
+    for (doubt,) in run_ranks(trial_of_gathering, 2):
+        assert doubt.endswith(
+            "its trial with the first samples failed (the model or the loss exchanges with other ranks, by all_gather, "
+            "and a trial has none)"
+        )
 
 
 def test_a_model_that_is_too_large_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
