@@ -34,9 +34,12 @@ WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the 
 _NAME = "failed.{}.txt"
 
 
-def common_failure(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
-    """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
-    message = f"{type(error).__name__}: {gist(error)}"
+def common_failure(
+    error: Exception, folder: Path, rank: int, ranks: int, *, line: str = "", wait: float = WAIT
+) -> str:
+    """Returns the error as a sentence, with the user's `line`, if every rank leaves a note within `wait` seconds; else
+    raises it."""
+    message = f"{type(error).__name__}: {gist(error).rstrip('.')}{f' ({line})' if line else ''}"
     note = folder / _NAME.format(rank)
     with replacing(note) as partial:
         partial.write_text(message)

@@ -115,7 +115,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         except Exception as error:
             if isinstance(error, PaddleDPError) and not isinstance(error, TracingError):
                 raise
-            facts["failed"] = common_failure(error, side.folder, side.mesh.rank, side.mesh.ranks)
+            mesh, line = side.mesh, user_frame(error)
+            facts["failed"] = common_failure(error, side.folder, mesh.rank, mesh.ranks, line=line)
     side.run("own")
     for number, (folder, ranks) in enumerate(options.get("candidates", ())):
         candidate = Side(Path(folder), ranks)

@@ -237,8 +237,8 @@ class Verdict:
         if self.wide is None and self.failed is None:
             reason = self.reference.failed or self.candidate.failed or "it was not asked for"
             yield (
-                f"Not compared in float64: {reason}. So rounding hides more than it would there, and optimizer states, "
-                "running statistics, buffers and held-out numbers after the steps are not compared."
+                f"Not compared in float64: {reason.rstrip('.')}. So rounding hides more than it would there, and "
+                "optimizer states, running statistics, buffers and held-out numbers after the steps are not compared."
             )
         for comparison in self.comparisons:
             is_repeated = comparison is not self.wide and self.wide and comparison.dtype == "float64"

@@ -15,14 +15,15 @@ def test_what_fails_on_all_ranks_is_a_sentence_on_each(tmp_path):
     said = {}
 
     def rank(number):
-        said[number] = common_failure(TypeError(f"of {number}"), tmp_path, number, 2, wait=10.0)
+        line = ("", "net.py, line 3")[number]
+        said[number] = common_failure(TypeError(f"of {number}."), tmp_path, number, 2, line=line, wait=10.0)
 
     threads = [Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == {0: "TypeError: of 0", 1: "TypeError: of 1"}
+    assert said == {0: "TypeError: of 0", 1: "TypeError: of 1 (net.py, line 3)"}
 
 
 def test_what_fails_on_one_stage_ends_its_job_with_the_cause_and_is_told_of(tmp_path):

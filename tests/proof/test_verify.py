@@ -304,7 +304,9 @@ def test_a_stage_that_has_no_float64_is_the_cause_and_the_rest_is_compared(tmp_p
     words = (*mine, "strategy={use: hybrid, pipeline: 2}")
     verdict = verdict_in_forks(SideRunner(path, words, 2, 2, tmp_path))
     assert verdict.status == 0
-    assert "Not compared in float64: TypeError: written for float32" in " ".join(verdict.sentences)
+    sentences = " ".join(verdict.sentences)
+    assert "Not compared in float64: TypeError: written for float32 (" in sentences
+    assert "tests/proof/test_verify.py, line " in sentences
     assert verdict.candidate.failed.endswith("(on rank 1 only)")
     assert "written for float32" in capfd.readouterr().err
 
