@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.framework.random import Generator  # ppdiffusers replaces paddle.Generator
 
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.tensors import dtype_of
@@ -17,7 +18,7 @@ from paddle_dp.tensors import dtype_of
 def random_state() -> list[Any]:
     """Compares equal as long as nothing was drawn from Paddle's generators that this process uses, the CPU's and its
     device's, and neither was set. `paddle.get_rng_state` reads every generator of the machine."""
-    return [paddle.Generator(name).get_state().__getstate__() for name in {"cpu", paddle.get_device()}]
+    return [Generator(name).get_state().__getstate__() for name in {"cpu", paddle.get_device()}]
 
 
 def how_different(expected: Any, actual: Any, tolerance: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.core.extra_forwards import how_different
+from paddle_dp.core.extra_forwards import how_different, random_state
 
 INF, NAN = math.inf, math.nan
 HIDDEN = "differ in what is infinite or NaN"
@@ -47,3 +47,12 @@ def test_bfloat16() -> None:
     a, b = (paddle.to_tensor([1.0, x, -INF]).astype("bfloat16") for x in (2.0, 3.0))
     assert how_different(a, a, 1e-4) == ""
     assert how_different(a, b, 1e-4) == "differ by up to 1, and the largest is 2"
+
+
+def test_another_package_has_replaced_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ppdiffusers does, on import: its object is of another kind."""
+    monkeypatch.setattr(paddle, "Generator", lambda *_: object())
+    before = random_state()
+    assert random_state() == before
+    paddle.rand([1])
+    assert random_state() != before
