@@ -20,6 +20,7 @@ from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.buffers import bits_of, from_bits
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.extra_forwards import buffers_before, extra_forwards
+from paddle_dp.core.loss import copied
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.model.compiled import layer_by_layer
 from paddle_dp.tensors import dtype_of
@@ -58,6 +59,10 @@ def recompute_gradients(learner: Learner, batch: Batch) -> dict[str, list[int]]:
 
 def compute_without_exchange(learner: Learner, batch: Batch) -> None:
     """Runs forward and backward of a batch without exchanging gradients. Collective."""
+    # With copies: a loss may write into its targets.
+    batch = replace(
+        batch, micro_batches=tuple(replace(x, targets=copied(x.targets)) for x in batch.micro_batches)
+    )
     with _untouched(learner.model, learner.loss.owner), learner.loss.alone():
         learner.run(batch, batch.samples, learner.exchange, collect=False, final=False)
         learner.exchange.discard()

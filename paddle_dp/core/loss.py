@@ -145,6 +145,7 @@ class WrappedLoss(Loss):
             self.counted = "targets"
         else:
             self.counted = "samples" if getattr(function, "counts_samples", False) else "answers"
+        self._may_write = type(function).__module__.partition(".")[0] not in ("paddle", "paddle_dp")
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         total, count = self._call(self.function, outputs, targets)
@@ -158,7 +159,7 @@ class WrappedLoss(Loss):
     def _call(self, function: Any, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            result = function(outputs, targets)
+            result = function(*self._unshared(outputs, targets))
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
             raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(error, outputs) from None
         except (AttributeError, TypeError, ValueError) as error:
@@ -171,6 +172,15 @@ class WrappedLoss(Loss):
                 "samples: remove counts_samples, and the ranks will sum the counts that it returns."
             )
         return total, count
+
+    def _unshared(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Copies of what is read after the callable, which may write into it (`labels[labels == 255] = 0`): by metrics
+        and repeated calls, all of which are without gradients, and by scores."""
+        if not self._may_write:
+            return outputs, targets
+        if not paddle.is_grad_enabled():
+            return copied(outputs), copied(targets)
+        return outputs, copied(targets) if "scores" in vars(self) else targets
 
     def _ignored(self) -> list[int]:
         """The targets that the callable may ignore: its `ignore_index`, or Paddle's and numbers of its settings."""
@@ -274,6 +284,15 @@ def _wrong_target(outputs: Any, targets: paddle.Tensor, ignored: Sequence[int]) 
         row,
         value,
     )
+
+
+def copied(value: Any) -> Any:
+    """Copies of the tensors in plain dicts, lists and tuples; other objects as they are."""
+    if isinstance(value, paddle.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {key: copied(each) for key, each in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 
 def number(value: Any) -> float:

@@ -204,6 +204,33 @@ def test_a_sum_of_low_precision_is_added_up_in_float32() -> None:
     assert (total.item(), count, total.dtype) == (1000.0, 1000, paddle.float32)
 
 
+class Writing:
+    """As PaddleSeg's DiceLoss: what it ignores becomes class 0 in its own arguments."""
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        targets["class"][targets["class"] == 255] = 0
+        if not paddle.is_grad_enabled():
+            outputs[0][:] = 0.0
+        return outputs[0].sum(), len(targets["class"])
+
+
+class WritingScored(Writing):
+    def scores(self, outputs: Any, targets: Any) -> Any:
+        return {"ignored": (targets["class"] == 255).sum()}
+
+
+def test_a_loss_that_writes_into_its_arguments_writes_into_copies_where_others_read_them() -> None:
+    def called(loss: Any) -> tuple[Any, Any]:
+        outputs, targets = [paddle.ones([3])], {"class": paddle.to_tensor([0, 255, 255])}
+        as_loss(loss)(outputs, targets)
+        return outputs[0].tolist(), targets["class"].tolist()
+
+    with paddle.no_grad():
+        assert called(Writing()) == ([1.0, 1.0, 1.0], [0, 255, 255])
+    assert called(WritingScored())[1] == [0, 255, 255]  # in training, for its scores
+    assert called(Writing())[1] == [0, 0, 0]  # in training nobody reads them afterwards: no copy is made
+
+
 @pytest.mark.parametrize(
     ("result", "said"),
     [

@@ -207,6 +207,21 @@ def evaluated_scores(folder, dataset, loss):
     return trainer.evaluate()
 
 
+def test_a_loss_that_writes_into_targets_and_outputs_changes_no_other_number(tmp_path):
+    import paddle
+
+    def loss(outputs, targets):
+        targets[targets < 50] = 0
+        if not paddle.is_grad_enabled():
+            outputs[:] = 0.0
+        return outputs.sum(1)
+
+    data = Scored("int64")
+    result = evaluated_scores(str(tmp_path), data, loss)
+    assert result.numbers["acc1"] == pytest.approx((data.true == data.predicted).mean())
+    assert result.confusion[0].sum() == 2
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
 def test_classes_of_a_small_dtype_are_counted_right(tmp_path, dtype):
     """The dtype holds each of the 400 classes' numbers that occur, but not a pair's."""
