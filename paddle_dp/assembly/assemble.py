@@ -269,9 +269,8 @@ class TrainerBuilder:
                 recipe.unlink()
         data = loader.dataset.dataset if isinstance(loader.dataset, ReadByMain) else loader.dataset
         most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
-        first = sample_trial.first_samples(
-            loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed
-        )
+        indices, mixes = loader.sampler.order(0)[:most].tolist(), self.setup.requested.mix is not None
+        first = sample_trial.first_samples(loader.dataset, indices, self.setup.seed, mixes)
         run = partial(sample_trial.in_fork, task, first, divided, chained)
         if self._identity is None:
             return run()

@@ -116,7 +116,8 @@ def try_recipe() -> None:
     path, divided, chained = json.loads(sys.argv[1])
     recipe = read_recipe(Path(path), ["train.device=cpu"])
     data, most = dataset(recipe, "train"), min(recipe.train.batch, SAMPLES)
-    first = sample_trial.first_samples(data, range(min(len(data), most)), recipe.train.seed)
+    indices, mixes = range(min(len(data), most)), recipe.mix is not None
+    first = sample_trial.first_samples(data, indices, recipe.train.seed, mixes)
     answer = sample_trial.answer_of(
         partial(sample_trial.findings_of, task(recipe, 1, 1), first, divided, chained)
     )

@@ -28,8 +28,10 @@ from paddle_dp.batch import MicroBatch, mapped
 from paddle_dp.checks.samplewise import Findings, findings
 from paddle_dp.core.memory_error import memory_error
 from paddle_dp.core.process_runner import Result
+from paddle_dp.data.mix import Mixture, mixed
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
+from paddle_dp.errors import DataError
 from paddle_dp.learner import Task
 from paddle_dp.mesh.heartbeat import STARTED
 
@@ -184,9 +186,14 @@ def in_process(recipe: Path, divided: bool, chained: str) -> Result:
     return last
 
 
-def first_samples(dataset: Any, indices: Sequence[int], seed: int) -> MicroBatch:
-    """These samples of a data set, read as in epoch 0."""
+def first_samples(dataset: Any, indices: Sequence[int], seed: int, mixes: bool = False) -> MicroBatch:
+    """These samples of a data set, read as in epoch 0. `mixes`: each is blended with the one before it."""
     read = read_samples(dataset, np.asarray(indices), seed, 0)
+    if mixes:
+        before_first = [-1, *range(len(indices))]
+        with contextlib.suppress(DataError):  # the first batch reports it
+            inputs, targets = (mapped(lambda array: array[before_first], each) for each in read)
+            read = mixed(inputs, targets, Mixture(0.7))
     inputs, targets = (mapped(paddle.to_tensor, arrays) for arrays in read)
     return MicroBatch(inputs, targets, len(indices))
 

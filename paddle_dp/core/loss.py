@@ -160,10 +160,17 @@ class WrappedLoss(Loss):
         samples = int(leaves(targets)[0].shape[0])
         try:
             result = function(*self._unshared(outputs, targets))
-        except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
-            raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(error, outputs) from None
-        except (AttributeError, TypeError, ValueError) as error:
-            _with_outputs(error, outputs)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(targets, dict) and targets.keys() == {"first", "second", "share"}:
+                raise LossError(
+                    f"the loss {self.name} fails with mixed targets: {type(error).__name__}: {error}. With mix it gets "
+                    "three tensors [n] of a training batch, {first, second, share}: return share · the loss of first + "
+                    "(1 - share) · that of second, or take cross_entropy (docs/augmentation.md)."
+                ) from error
+            if isinstance(error, IndexError):  # Paddle's cross-entropies raise it without naming the target
+                raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(error, outputs) from None
+            if not isinstance(error, KeyError):
+                _with_outputs(error, outputs)
             raise
         total, count = total_and_count(result, samples)
         if self.counted == "samples" and count != samples:

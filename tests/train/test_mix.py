@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.errors import LossError
 from tests.house.datasets import Samples
 from tests.house.training import diary, untried
 from tests.ranks import run_ranks
@@ -84,3 +85,41 @@ def test_other_ranks_and_micro_batches(
     alone: dict[str, Any], tmp_path: Path, ranks: int, micro_batches: int
 ) -> None:
     assert_same(run_ranks(trained, ranks, str(tmp_path), "6 steps", False, micro_batches)[0], alone)
+
+
+def with_loss(folder: Path, loss: Any) -> dict[str, Any]:
+    import paddle
+    from paddle import nn
+
+    from paddle_dp import Trainer
+
+    paddle.seed(3)
+    model, data = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), Samples(16, stripes)
+    trainer = Trainer.of(
+        model=model, train=data, test=data, batch=8, loss=loss, optimizer="sgd", mix={"mixup": 0.4}, folder=folder,
+    )  # fmt: skip
+    lines = diary(trainer)
+    trainer.fit("1 epoch")
+    return lines.held_out
+
+
+def test_a_loss_that_takes_no_mixed_targets_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    """The trial calls a loss with the targets of a training batch: a script's own, and one that can mix."""
+    from paddle.nn import functional as F
+
+    def plain(outputs: Any, targets: Any) -> Any:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def mixing(outputs: Any, targets: Any) -> Any:
+        if not isinstance(targets, dict):
+            return plain(outputs, targets)
+        first, second, share = targets["first"], targets["second"], targets["share"]
+        return share * plain(outputs, first) + (1 - share) * plain(outputs, second)
+
+    with pytest.raises(
+        LossError, match=r"^the loss plain fails with mixed targets: .*\{first, second, share\}"
+    ):
+        with_loss(tmp_path, plain)
+    assert not list(tmp_path.glob("**/metrics.jsonl"))
+    right, shelf = with_loss(tmp_path / "mixing", mixing), with_loss(tmp_path / "shelf", "cross_entropy")
+    np.testing.assert_allclose(right["loss"], shelf["loss"], rtol=1e-5)
