@@ -395,7 +395,7 @@ def module_of(page: str, name: str) -> ModuleType:
 
 def test_every_file_of_the_page_on_parts_is_the_reader_s_and_imports_public_names(tmp_path: Path) -> None:
     files = write_files(PARTS, tmp_path)
-    assert len(files) == len(set(files)) == 14
+    assert len(files) == len(set(files)) == 15
     assert all(re.fullmatch(r"mine/\w+\.py|\w+\.yaml", name) for name in files), files
     private = re.compile(r"^(?:from|import) .*(?:\.| import )_.*$", re.M)
     assert not [line for name in files for line in private.findall((tmp_path / name).read_text())]
@@ -416,9 +416,12 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
     assert all((tmp_path / f"runs/moons/code/mine/{name}.py").exists() for name in used)
 
 
-def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["mine.pairs.Alike", "mine.terms.Terms"])
+def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(
+    loss: str, tmp_path: Path
+) -> None:
     write_files(PARTS, tmp_path)
-    words = "--steps 2 strategy.use=mine.strategies.Plain loss='{use: mine.pairs.Alike}'"
+    words = f"--steps 2 strategy.use=mine.strategies.Plain loss='{{use: {loss}}}'"
     printed = run_command(shlex.split(f"verify moons.yaml --ranks 2 {words}"), tmp_path)
     assert "SAME: 2 ranks learn what one process learns" in printed
 
@@ -497,6 +500,16 @@ def test_the_loss_of_the_page_is_its_formula_and_without_gamma_cross_entropy() -
         total, count = focal(gamma=gamma)(*given)
         assert count == 7 and abs(float(total) - float((-((1 - p) ** gamma) * np.log(p)).sum())) < 1e-5
     assert float(focal().scores(*given)["acc1"]) == (scores.argmax(1) == targets).sum()
+
+
+def test_the_several_terms_of_the_page_are_their_means() -> None:
+    import paddle
+    from paddle.nn import functional as F
+
+    outputs, targets = paddle.to_tensor([[2.0, 1.0], [0.5, 3.0], [1.0, 1.5]]), paddle.to_tensor([0, 1, 0])
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    total, count = module_of(PARTS, "mine/terms.py").Terms()(outputs, targets)
+    assert abs(float(total) / count - float(losses.mean() + 2 * losses[1])) < 1e-6
 
 
 def test_the_loss_over_pairs_of_the_page_is_its_formula() -> None:

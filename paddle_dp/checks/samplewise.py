@@ -53,8 +53,8 @@ CALLS = 6  # calls of a loss with the same outputs: its state may change late
 SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
 _ACROSS = (
-    "to compare the samples of all ranks, let the model return one row for each sample, and give the loss a method "
-    "across: docs/add-a-part.md#a-loss-that-compares-samples"
+    "to compare the samples of all ranks, or add up several means, let the model return one row for each sample, and "
+    "give the loss a method across: docs/add-a-part.md#a-loss-that-compares-samples"
 )
 
 
