@@ -169,6 +169,9 @@ def summary(
         yield f"  {goodput}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
+        if run.recipe is None and training.learner.placed.is_part:
+            merge = shlex.join(["paddle-dp", "merge", str(run.folder), "--out", "model.safetensors"])
+            yield f"  weights      each rank's model has a part of them; the checkpoint has all: {merge}"
     if run.identity is not None and run.folder.is_dir():  # the callback `report` writes it after this line
         yield f"  report       {run.folder / 'report.html'}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"

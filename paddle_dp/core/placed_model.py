@@ -132,6 +132,13 @@ class PlacedModel:
         """Whether this rank stores the values of a parameter, statistic or buffer between updates."""
         return self.placements.placement_of(tensor).is_stored_at(self.mesh.coords)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the model on this rank lacks some weights, which other ranks have, or has slices or old values."""
+        placements = map(self.placements.placement_of, self.model.parameters())
+        is_cut = any(each.shard is not None or each.stored_by_owner or each.only_at for each in placements)
+        return is_cut or self.mesh.axes.pipeline > 1
+
     def is_updated(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank updates a parameter, and so keeps the optimizer's states of it."""
         return self.placements.placement_of(parameter).is_updated_at(self.mesh.coords)

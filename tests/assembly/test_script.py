@@ -8,7 +8,9 @@ import fcntl
 import inspect
 import os
 import re
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -298,6 +300,36 @@ def test_states_of_slices_of_one_number_are_loaded_in_another_layout(tmp_path: P
     resumed = [train_biases(folder, "2 epochs", resume=True) for folder in (one, many)]
     assert len(resumed[0]) == 14
     np.testing.assert_allclose(resumed[1], resumed[0], rtol=1e-5)
+
+
+PARTS_OF_A_MODEL = [
+    ({"pipeline": 2}, True),
+    ({"tensor": 2}, True),
+    ({"sharding": 2, "sharding_stage": 3}, True),
+]
+PARTS_OF_A_MODEL += [({}, False), ({"sharding": 2, "sharding_stage": 2}, False)]
+
+
+def last_lines(folder: str) -> list[str]:
+    """The screen of a step in each layout of `PARTS_OF_A_MODEL`, in the same ranks."""
+    screens = []
+    for number, (degrees, _) in enumerate(PARTS_OF_A_MODEL):
+        words = described(Path(folder, str(number)), strategy={"use": "hybrid", **degrees}, test=None)
+        with redirect_stdout(StringIO()) as screen:
+            Trainer.of(**{**words, "callbacks": ["console", "checkpoint"]}).fit("1 step")
+        screens.append(screen.getvalue())
+    return screens
+
+
+def test_a_script_is_told_where_the_weights_of_a_split_model_are(tmp_path: Path) -> None:
+    """Saved from the script's own model, other ranks' layers would have their initial weights."""
+    for screen, (degrees, is_split) in zip(
+        run_ranks(last_lines, 2, str(tmp_path))[0], PARTS_OF_A_MODEL, strict=True
+    ):
+        told = re.findall(
+            r"^  weights      each rank's model has a part of .*: paddle-dp merge \S+ --out ", screen, re.M
+        )
+        assert "  checkpoint   " in screen and len(told) == is_split, (degrees, screen)
 
 
 def losses(run: Path) -> list[float]:

@@ -54,7 +54,8 @@ def trainer(run: Run) -> SimpleNamespace:
     fake.snapshot = lambda memory=None: Snapshot(
         tensors={"model/w": weights}, state={"progress": {"step": fake.step}}
     )
-    fake.learner = SimpleNamespace(rate=SimpleNamespace(schedule=None))
+    placed = SimpleNamespace(is_part=False)
+    fake.learner = SimpleNamespace(rate=SimpleNamespace(schedule=None), placed=placed)
     fake.callbacks, fake.plateau = [evaluate.Config().build(run)], None
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake
