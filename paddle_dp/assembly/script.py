@@ -125,7 +125,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             restarted), "best", or a path.
         accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
         collate_fn: makes (inputs, targets) of a list of results of `d[i]`: of one at a time, or, with
-            loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md).
+            loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md). Of held-out samples, too: what
+            shall change training samples alone, such as Mixup, is a method `collate_fn` of the training data set.
         load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
         adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}. The
             optimizer is then not a finished one.

@@ -123,3 +123,40 @@ def test_a_loss_that_takes_no_mixed_targets_is_refused_before_the_first_batch(tm
     assert not list(tmp_path.glob("**/metrics.jsonl"))
     right, shelf = with_loss(tmp_path / "mixing", mixing), with_loss(tmp_path / "shelf", "cross_entropy")
     np.testing.assert_allclose(right["loss"], shelf["loss"], rtol=1e-5)
+
+
+class Collated(Samples):
+    """The stripes with soft targets, in batches that are mixed if `mixes`."""
+
+    mixes = True
+
+    def collate_fn(self, samples: list[Any]) -> Any:
+        images, classes = np.stack([image for image, _ in samples]), np.eye(4)[[each for _, each in samples]]
+        order = slice(None, None, -1 if self.mixes else 1)
+        return (images + images[order]) / 2, ((classes + classes[order]) / 2).astype("float32")
+
+
+class Stacked(Collated):
+    mixes = False
+
+
+def test_a_collate_fn_of_the_training_data_alone_mixes_no_held_out_sample(tmp_path: Path) -> None:
+    """docs/augmentation.md: that of `Trainer.of` makes the held-out batches, too."""
+    from paddle import nn
+
+    from paddle_dp import Trainer
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, targets, soft_label=True, reduction="none").flatten()
+
+    def mixed(outputs: Any, targets: Any) -> float:
+        return float((targets == 0.5).any(1).mean())
+
+    train, test = Collated(16, stripes), Stacked(16, stripes)
+    for collate_fn, expected in ((None, 0.0), (train.collate_fn, 1.0)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        trainer = Trainer.of(
+            model=model, train=train, test=test, batch=8, loss=loss, optimizer="sgd", collate_fn=collate_fn,
+            loader={"collate": "batch"}, metrics=[mixed], length="1 step", folder=tmp_path / str(expected),
+        )  # fmt: skip
+        assert trainer.evaluate().numbers["mixed"] == expected
