@@ -168,7 +168,9 @@ class WrappedLoss(Loss):
                     "(1 - share) · that of second, or take cross_entropy (docs/augmentation.md)."
                 ) from error
             if isinstance(error, IndexError):  # Paddle's cross-entropies raise it without naming the target
-                raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(error, outputs) from None
+                raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(
+                    error, outputs
+                ) from None
             if not isinstance(error, KeyError):
                 _with_outputs(error, outputs)
             raise

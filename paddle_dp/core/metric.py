@@ -69,6 +69,10 @@ class Metric:
                 result = self.function.compute(dict(collected))
             else:
                 result = self.function(collected["outputs"], collected["targets"])
+        return self.checked(result)
+
+    def checked(self, result: Any) -> Scores:
+        """The function's result as scores. Raises UsageError if it is not a number for each name."""
         result = {self.names[0]: result} if self._single else result
         if not isinstance(result, Mapping) or {*result} != {*self.names}:
             names = ", ".join(self.names)
@@ -181,6 +185,23 @@ class Collected:
                     f"{addends[name].sum():g} for their halves, added up: other ranks would give another "
                     "score. Return sums over the samples, with .sum(), and divide them in compute(sums)."
                 )
+
+    def wrong_result(self) -> str:
+        """Why a function's result for the rows until now is no score; "" if it is one, or if the function fails: so few
+        samples may be none of its cases. It gets copies, since it may change and remember."""
+        if self.metric.adds or self.metric.derives or not self._rows:
+            return ""
+        try:
+            _, *arrays = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+            pair = unflatten(self._structure, arrays)
+            result = copy.deepcopy(self.metric.function)(pair["outputs"], pair["targets"])
+        except Exception:  # noqa: BLE001 - an evaluation reports it
+            return ""
+        try:
+            self.metric.checked(result)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def _refuse_large(self, total: float) -> None:
         if total > MAX_BYTES:

@@ -134,11 +134,15 @@ def names_of_numbers(
 ) -> set[str]:
     """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective.
 
-    Raises UsageError, on every rank, for a metric that fails there.
+    Raises UsageError, on every rank, for a metric that fails there, and for a function whose result for the first share
+    of it is no score.
     """
     tally = _tallied(learner, loader, 1, metrics)
     for collected in tally.collected:
         collected.refuse_failed(mesh)
+    wrong = [each.wrong_result() for each in tally.collected] if mesh.dp_rank == 0 else []
+    if sentences := [sentence for row in mesh.gather(wrong) for sentence in row if sentence]:
+        raise UsageError(sentences[0])
     rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
     names = {name for row in rows for name in row}
     for metric in metrics:

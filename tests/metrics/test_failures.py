@@ -12,6 +12,7 @@ from paddle_dp import Trainer
 from paddle_dp.checkpoint import checkpoints
 from paddle_dp.errors import UsageError
 from tests.metrics.test_on_ranks import ROWS
+from tests.ranks import run_ranks
 
 
 def trainer(folder: Path, callbacks: Any = ("evaluate", "checkpoint"), **settings: Any) -> Trainer:
@@ -80,9 +81,22 @@ class Pair(paddle.metric.Accuracy):
         return 0.5, 0.25
 
 
+def hits(outputs: Any, targets: Any) -> Any:
+    return outputs.argmax(-1) == targets
+
+
+def misnamed(outputs: Any, targets: Any) -> Any:
+    return {"f2": 1.0}
+
+
+misnamed.names = ("f1",)
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
+        ([hits], r"Trainer.of.metrics: hits: hits must be a number, not array\("),
+        ([misnamed], "Trainer.of.metrics: misnamed must return a number for each of f1, not {'f2': 1.0}"),
         ([{"use": "top_k", "k": [6]}], "metrics.top_k: k: 6 is more than the 5 classes"),
         ([{"use": "top_k", "k": [1]}], "metrics.top_k gives acc1, and the evaluation has it already"),
         (["auc", "auc"], "metrics.auc and metrics.auc both give auc"),
@@ -97,6 +111,38 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
     with pytest.raises(UsageError, match=message):
         trainer(tmp_path, metrics=metrics).fit()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def refused(folder: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        trainer(Path(folder), metrics=[hits]).fit()
+    return str(caught.value)
+
+
+def test_a_function_that_returns_no_number_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """Though only one tries it."""
+    one, other = run_ranks(refused, 2, str(tmp_path))
+    assert one == other and "hits must be a number" in one
+    assert not (tmp_path / "checkpoints").exists()
+
+
+class Remembering:
+    """A metric of all samples alone: fewer are none of its cases; it notes the samples of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, outputs: Any, targets: Any) -> float:
+        self.calls.append(len(outputs))
+        return float({len(ROWS): 0.5}[len(outputs)])
+
+
+def test_a_function_that_fails_with_few_samples_is_not_refused_and_a_trial_is_not_remembered(
+    tmp_path: Path,
+) -> None:
+    training = trainer(tmp_path, metrics=[metric := Remembering()])
+    training.fit()
+    assert metric.calls == [len(ROWS)] * 2
 
 
 def test_best_takes_a_metric(tmp_path: Path) -> None:
