@@ -169,7 +169,7 @@ def summary(
         yield f"  {goodput}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
-        if run.recipe is None and training.learner.placed.is_part:
+        if run.recipe is None and training.learner.placed.is_split:
             merge = shlex.join(["paddle-dp", "merge", str(run.folder), "--out", "model.safetensors"])
             yield f"  weights      each rank's model has a part of them; the checkpoint has all: {merge}"
     if run.identity is not None and run.folder.is_dir():  # the callback `report` writes it after this line

@@ -133,7 +133,7 @@ class PlacedModel:
         return self.placements.placement_of(tensor).is_stored_at(self.mesh.coords)
 
     @property
-    def is_part(self) -> bool:
+    def is_split(self) -> bool:
         """Whether the model on this rank lacks some weights, which other ranks have, or has slices or old values."""
         placements = map(self.placements.placement_of, self.model.parameters())
         is_cut = any(each.shard is not None or each.stored_by_owner or each.only_at for each in placements)

@@ -54,7 +54,7 @@ def trainer(run: Run) -> SimpleNamespace:
     fake.snapshot = lambda memory=None: Snapshot(
         tensors={"model/w": weights}, state={"progress": {"step": fake.step}}
     )
-    placed = SimpleNamespace(is_part=False)
+    placed = SimpleNamespace(is_split=False)
     fake.learner = SimpleNamespace(rate=SimpleNamespace(schedule=None), placed=placed)
     fake.callbacks, fake.plateau = [evaluate.Config().build(run)], None
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
