@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import call, leaves
-from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.batch_norm import by_running_statistics
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor, rng_states
@@ -133,9 +133,14 @@ def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: boo
     """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
     watch = DrawMonitor()
     with extra_forwards(model):
-        with default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
+        with (
+            by_running_statistics(model),
+            default_dtype(read_by(model)),
+            scope or nullcontext(),
+            watch.on([]),
+        ):
             for layer in model.sublayers(include_self=True):
-                layer.training = layer.training and not evaluation and not is_batch_norm(layer)
+                layer.training = layer.training and not evaluation
             outputs = answers(call(model, samples, plain_forward(model)))
         buffers = dict(model.named_buffers())
         arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in outputs]

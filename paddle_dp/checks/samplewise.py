@@ -24,7 +24,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch, call, leaves
 from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
 from paddle_dp.checks.model_mixing import CLOSE, UNTRIED, Sentences, answers, mixing, rows, state_of, untried
-from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.batch_norm import by_running_statistics
 from paddle_dp.core.blocks import blocks_of, check_chain, has_groups, is_table
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.derivatives import DerivativeError, derivatives_need_gradients
@@ -370,23 +370,17 @@ class _Trial:
         learner, watch = self.learner, DrawMonitor()
         if self.loss.compares:
             learner.runner.loss = OutputProbe()
-        statistics = [
-            x for x in learner.model.sublayers(include_self=True) if x.training and is_batch_norm(x)
-        ]
-        for layer in statistics:
-            layer.training = False
         if nudged:
             _nudge(learner.model)
         low = learner.mixed.low
-        with watch.on([]), paddle.no_grad() if low else nullcontext():
+        context = paddle.no_grad() if low else nullcontext()
+        with watch.on([]), by_running_statistics(learner.model), context:
             total, _ = learner.runner.repeat_forward(chunk, self._batch)
             if not low:
                 with learner.mixed.around_backward():
                     total.backward()
         sketched = sketches(learner.placed.named_parameters(trainable=True))
         learner.runner.loss = self.loss
-        for layer in statistics:
-            layer.training = True
         for parameter in learner.model.parameters():
             parameter.clear_gradient(set_to_zero=False)
         return {

@@ -11,7 +11,7 @@ averages the ranks' statistics.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +27,11 @@ from paddle_dp.mesh import Mesh
 
 
 class LocalNorms:
-    """Watches the BatchNorms among `layers`, by whole-model name. `watched`: those that are local, or may become so."""
+    """Watches the BatchNorms among `layers`, by whole-model name. `watched`: those that are local, or may become so.
+    `in_evaluation`: the names of those that normalize by the samples of a batch there, too."""
 
-    def __init__(self, layers: Iterable[tuple[str, nn.Layer]]):
+    def __init__(self, layers: Sequence[tuple[str, nn.Layer]]):
+        self.in_evaluation = [name for name, layer in layers if _has_trainable_statistics(layer)]
         self.watched = [(name, layer) for name, layer in layers if keeps_statistics(layer)]
         self._now: frozenset[str] = frozenset()
         self._ever: frozenset[str] = frozenset()
@@ -215,6 +217,30 @@ def keeps_statistics(layer: nn.Layer) -> bool:
 def is_batch_norm(layer: nn.Layer) -> bool:
     """Whether a layer is one of Paddle's BatchNorms or ours: local or not, frozen or not."""
     return isinstance(layer, _PADDLES)
+
+
+def _has_trainable_statistics(layer: nn.Layer) -> bool:
+    """Whether a layer is a paddle.nn.BatchNorm(trainable_statistics=True), which in evaluation, too, normalizes by the
+    statistics of its batch."""
+    return isinstance(layer, nn.BatchNorm) and layer._trainable_statistics and not layer._use_global_stats
+
+
+@contextmanager
+def by_running_statistics(model: nn.Layer) -> Iterator[None]:
+    """Within it, all BatchNorms of a model normalize by their running statistics."""
+    norms = [(x, x.training) for x in model.sublayers(include_self=True) if is_batch_norm(x)]
+    trainable = [norm for norm, _ in norms if _has_trainable_statistics(norm)]
+    for norm, _ in norms:
+        norm.training = False
+    for norm in trainable:
+        norm._trainable_statistics = False
+    try:
+        yield
+    finally:
+        for norm, training in norms:
+            norm.training = training
+        for norm in trainable:
+            norm._trainable_statistics = True
 
 
 def _is_plain(layer: nn.Layer) -> bool:

@@ -124,7 +124,8 @@ class FrozenNorms(LearnerCheck):
 
 
 class BatchNormCheck(LearnerCheck):
-    """Names BatchNorms that normalize over one rank's samples. `remedy`: how to use the samples of all ranks."""
+    """Names BatchNorms that normalize over one rank's samples, in training or in evaluation. `remedy`: how to use the
+    samples of all ranks in training."""
 
     def __init__(self, mesh: Mesh, local_norms: LocalNorms, remedy: str = SYNC_BATCH_NORM):
         self._mesh, self._local_norms, self._remedy = mesh, local_norms, remedy
@@ -134,6 +135,13 @@ class BatchNormCheck(LearnerCheck):
         if names and self._mesh.dp_size > 1:
             layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
             yield f"{layers} over one rank's samples ({few(names, 1)}): {self._remedy}"
+        names = gathered_names(self._local_norms.in_evaluation, self._mesh)
+        if names and self._mesh.dp_size > 1:
+            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+            yield (
+                f"{layers} by the samples of a batch in evaluation, too ({few(names, 1)}: trainable_statistics=True), "
+                "of which each rank has a share: held-out numbers depend on the number of ranks, unless it is False"
+            )
 
 
 class KnownDifferences(LearnerCheck):

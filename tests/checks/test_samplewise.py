@@ -394,6 +394,9 @@ def test_honest_layers_do_not_look_at_other_samples() -> None:
     honest = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Dropout(0.5), nn.LSTM(8, 4))
     honest[3].forward = lambda x, own=honest[3].forward: own(x.unsqueeze(1))[0]
     assert mixing(honest, pair, ForkRunner(60)) == ([], [])
+    norm = nn.BatchNorm(6, trainable_statistics=True)  # of the batch in evaluation, too: the learner names it
+    assert tried_here(cross_entropy(), nn.Sequential(norm, network())) == Findings()
+    assert norm.training and norm._trainable_statistics
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Dropout(0.5), InTraining())
     ((sentence,), _) = mixing(model, pair, ForkRunner(60))
     assert sentence.startswith("the outputs of Sequential for a sample depend") and "in training" in sentence

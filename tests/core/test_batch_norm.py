@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,25 @@ def test_statistics_of_different_layers_are_not_mixed():
         assert count == 2
         assert "ranks are in different BatchNorm layers" in said
         assert "strategy.sync_batch_norm=false" in said
+
+
+def in_evaluation() -> list[str]:
+    """The differences of a model with a BatchNorm whose statistics are the batch's in evaluation, too."""
+    mesh = join(seed=0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm(8, trainable_statistics=True), nn.BatchNorm(8))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    task = Task(model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer)
+    return list(Config().build(mesh).place(task).differences())
+
+
+def test_a_norm_over_the_batch_in_evaluation_is_named() -> None:
+    """In training it is over all ranks."""
+    ((sentence,), again) = run_ranks(in_evaluation, 2)
+    assert again == [sentence]
+    assert re.match(
+        r"1 BatchNorm layer normalizes by .* in evaluation, too \(1: trainable_statistics=True\)", sentence
+    )
+    assert run_ranks(in_evaluation, 1) == [[]]
 
 
 FROZEN_AFTER, UPDATES = 3, 6
