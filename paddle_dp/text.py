@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 
 CAN_DIFFER = "; the training can differ"  # ends a sentence on state that forward reads, or does not
-FIRST_SAMPLES = "with the first samples there is"  # in a sentence on a trial that failed, as the training may
+FIRST_SAMPLES = "with the first samples"  # in a sentence on a trial that failed, as the training may
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:

@@ -64,7 +64,7 @@ def mixing(model: nn.Layer, pair: Any, run_trial: ProcessRunner, exact: bool = T
         try:
             results.extend(islice(answered, 3))
         except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
-            return [], [untried(name, "of one sample there is", error)] if results else []
+            return [], [untried(name, "of one sample", error)] if results else []
         # Random numbers, or masks without a sample: the learner names its draws.
         if any(result["drew"] for result in results):
             continue
@@ -177,7 +177,7 @@ def answers(outputs: Any) -> list[paddle.Tensor]:
 
 
 def untried(name: str, when: str, error: Exception) -> str:
-    """The sentence on a trial that failed; `when`: "with fewer samples there is"."""
+    """The sentence on a trial that failed; `when`: "with fewer samples"."""
     if memory_error(error) is not None:
         size = f" ({size})" if (size := unallocated(error)) else ""
         return UNTRIED.format(

@@ -343,7 +343,7 @@ class _Trial:
         except Exception as error:  # any other error leaves it unknown
             if type(error) is LossError and not totals:
                 raise
-            when = "with fewer samples there is" if totals else FIRST_SAMPLES
+            when = "with fewer samples" if totals else FIRST_SAMPLES
             return [], [untried(self.loss.name, when, error)]
         full, *halves, noisy = totals
         added = sum(half[0] for half in halves)
