@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import paddle
@@ -31,6 +31,7 @@ from paddle_dp.part.annotation import block_table_of, matching
 # Relative to the largest output. On a CPU the same operations in the same order give the same bits.
 TOLERANCE = 1e-5
 _settled: WeakKeyDictionary[nn.Layer, tuple[nn.Layer, ...]] = WeakKeyDictionary()  # the blocks of a model
+_chains: WeakSet[nn.Layer] = WeakSet()  # models whose forward runs their blocks
 
 
 class Function(nn.Layer):
@@ -94,16 +95,18 @@ def has_groups(model: nn.Layer) -> bool:
     return any(isinstance(block, (BlockGroup, Function)) for block in blocks_of(model))
 
 
-def settle(model: nn.Layer) -> list[nn.Layer]:
+def settle(model: nn.Layer, *, chain: bool = False) -> list[nn.Layer]:
     """Fixes and returns the blocks, and makes forward run them one after another if some are groups or functions.
 
-    Call it after the last layer was replaced, and before a block's forward is changed.
+    `chain`: also if all are layers, named in a table. Between blocks there are slices of sequences then, for which
+    forward's own code is not written. Call it after the last layer was replaced, and before a block's forward is
+    changed.
     """
     if model not in _settled:
-        blocks = blocks_of(model)
-        if has_groups(model):
-            model.forward = _as_chain(model, blocks)
-        _settled[model] = tuple(blocks)
+        _settled[model] = tuple(blocks_of(model))
+    if model not in _chains and (has_groups(model) or (chain and is_table(model))):
+        model.forward = _as_chain(model, blocks_of(model))
+        _chains.add(model)
     return blocks_of(model)
 
 

@@ -18,7 +18,7 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
 from paddle_dp.core.batch_norm import statistics
-from paddle_dp.core.blocks import blocks_of, settle
+from paddle_dp.core.blocks import blocks_of, outside, settle
 from paddle_dp.core.buffers import copies
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
@@ -30,8 +30,9 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     """The model, changed in place: its blocks, or only its attention, keep only their inputs for backward.
 
     `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): the tensors between the
-    projections are large, [n, heads, t, t], and cheap to compute again. The last block is never recomputed: backward
-    starts with it, so it would save nothing. Raises UsageError for a model that lacks `blocks` or `attention_methods`.
+    projections are large, [n, heads, t, t], and cheap to compute again. The last block of a whole model is never
+    recomputed: backward starts with it, so it would save nothing. Raises UsageError for a model that lacks `blocks` or
+    `attention_methods`.
     """
     check_recompute(model, how)
     if how.attention:
@@ -40,7 +41,9 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
                 wrap(layer, name, "recompute", _with_recompute)
     if not how.blocks:
         return model
-    for block in settle(model)[how.blocks - 1 : -1 : how.blocks]:
+    blocks = settle(model)
+    end = None if outside(model, blocks) else -1
+    for block in blocks[how.blocks - 1 : end : how.blocks]:
         wrap(block, "forward", "recompute", partial(_with_recompute, block=block))
     return model
 

@@ -223,7 +223,7 @@ class _Layers:
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
         if outside:
             absent = f"'{outside[0]}'{and_more(outside, phrase=' (and {} more)')}"
-            why = "With lists or functions they are the whole forward; layers alone may be some of it, for recompute"
+            why = "With lists, functions or a layer twice they are the whole forward; others may be a part of it"
             self._complain(("blocks",), f"{absent} is in none of them. {why}")
 
     def _matched(self, path: Keys, pattern: str, numbers: Sequence[str] = ()) -> list[str]:

@@ -569,6 +569,37 @@ def test_metrics_of_paddle_get_all_samples_and_forget_them() -> None:
 def test_a_metric_of_paddle_has_the_names_that_it_is_given() -> None:
     metric = framework.metric.Accuracy(topk=(1, 2))
     assert metrics_of([("m", metric)], None)[0].names == ("acc_top1", "acc_top2")
+    metric.name = lambda: "under one name"
     metric.names = ("one", "two")
     (used,) = metrics_of([("m", metric)], None)
     assert set(used.scores({"outputs": SCORES, "targets": CLASSES})) == {"one", "two"}
+
+
+class Mean(framework.metric.Metric):
+    """A mean that divides by 0 before the first sample, as many do, with an attribute `names` of something else."""
+
+    names = ("cat", "dog")
+
+    def name(self) -> str:
+        return "mean"
+
+    def reset(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, outputs: np.ndarray, targets: np.ndarray) -> None:
+        self.total, self.count = outputs.sum(), outputs.size
+
+    def accumulate(self) -> float:
+        return self.total / self.count
+
+
+class OfLogits(framework.metric.Auc):
+    def compute(self, outputs: Any, targets: Any) -> Any:
+        return nn.functional.softmax(outputs), targets
+
+
+def test_metrics_of_paddle_are_judged_by_what_they_compute() -> None:
+    (mean,) = metrics_of([("m", Mean())], None)
+    assert mean.scores({"outputs": SCORES, "targets": CLASSES}) == {"mean": pytest.approx(SCORES.mean())}
+    (auc,) = metrics_of([("m", OfLogits())], None)
+    assert 0 <= auc.scores({"outputs": TWO * 9, "targets": YES[:, None]})["auc"] <= 1

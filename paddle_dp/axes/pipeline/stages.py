@@ -157,7 +157,7 @@ def _stages(hcg: HCG) -> int:
 
 
 def _blocks(model: nn.Layer) -> list[nn.Layer]:
-    blocks = settle(model)
+    blocks = settle(model, chain=True)
     if not blocks:
         raise UsageError(
             f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be split into stages. "

@@ -118,7 +118,7 @@ class SequenceParallelizer(TensorParallelizer):
             return super().parallelize(model)  # raises the error for a missing table
         self._check_shared(model)
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
-        blocks = settle(model)
+        blocks = settle(model, chain=True)
         for number, block in enumerate(blocks):
             if on_shards[number]:
                 self._mark(block)

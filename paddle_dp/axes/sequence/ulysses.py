@@ -33,7 +33,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
     Raises UsageError for a model without `attention_methods`, or a loss that cannot be computed from shards.
     """
     attending = [layer for layer in model.sublayers(include_self=True) if attention_methods_of(layer)]
-    blocks = settle(model)
+    blocks = settle(model, chain=True)
     if not blocks or not attending:
         raise UsageError(
             f"strategy.sequence: {type(model).__name__} has no ordered `blocks`, or none names its attention in "
