@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import leaves
+from paddle_dp.batch import leaves, mapped
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.errors import LossError, TargetError, UsageError, gist
 from paddle_dp.tensors import has_counted_nan, holds_nan
@@ -159,7 +159,9 @@ class WrappedLoss(Loss):
     def _call(self, function: Any, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            result = function(*self._unshared(outputs, targets))
+            with self._put_back(outputs, targets):
+                is_read = self._may_write and "scores" in vars(self) and paddle.is_grad_enabled()
+                result = function(outputs, copied(targets) if is_read else targets)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             if isinstance(targets, dict) and targets.keys() == {"first", "second", "share"}:
                 raise LossError(
@@ -182,14 +184,23 @@ class WrappedLoss(Loss):
             )
         return total, count
 
-    def _unshared(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Copies of what is read after the callable, which may write into it (`labels[labels == 255] = 0`): by metrics
-        and repeated calls, all of which are without gradients, and by scores."""
-        if not self._may_write:
-            return outputs, targets
-        if not paddle.is_grad_enabled():
-            return copied(outputs), copied(targets)
-        return outputs, copied(targets) if "scores" in vars(self) else targets
+    @contextmanager
+    def _put_back(self, outputs: Any, targets: Any) -> Iterator[None]:
+        """Puts back what the callable writes into its targets (`labels[labels == 255] = 0`), which metrics and repeated
+        calls read afterwards: all of these are without gradients. Raises LossError if it writes into the outputs."""
+        if not self._may_write or paddle.is_grad_enabled():
+            yield
+            return
+        values = [(x, x.clone()) for x in leaves(targets) if isinstance(x, paddle.Tensor)]
+        versions = [(x, x.inplace_version) for x in leaves(outputs) if isinstance(x, paddle.Tensor)]
+        yield
+        for tensor, value in values:
+            tensor.set_value(value)
+        if any(tensor.inplace_version != version for tensor, version in versions):
+            raise LossError(
+                f"the loss {self.name} writes into the model's outputs, which metrics read afterwards: let it write "
+                "into outputs.clone()."
+            )
 
     def _ignored(self) -> list[int]:
         """The targets that the callable may ignore: its `ignore_index`, or Paddle's and numbers of its settings."""
@@ -296,12 +307,8 @@ def _wrong_target(outputs: Any, targets: paddle.Tensor, ignored: Sequence[int]) 
 
 
 def copied(value: Any) -> Any:
-    """Copies of the tensors in plain dicts, lists and tuples; other objects as they are."""
-    if isinstance(value, paddle.Tensor):
-        return value.clone()
-    if type(value) is dict:
-        return {key: copied(each) for key, each in value.items()}
-    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+    """The same nesting with copies of the tensors."""
+    return mapped(lambda x: x.clone() if isinstance(x, paddle.Tensor) else x, value)
 
 
 def number(value: Any) -> float:

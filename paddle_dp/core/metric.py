@@ -80,7 +80,10 @@ class Metric:
         return {name: self._number(name, value) for name, value in result.items()}
 
     def _number(self, name: str, value: Any) -> float:
-        array = np.asarray(value.numpy() if isinstance(value, paddle.Tensor) else value)
+        try:
+            array = np.asarray(value.numpy() if isinstance(value, paddle.Tensor) else value)
+        except ValueError:  # lists of unlike lengths
+            array = np.empty(0)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise UsageError(f"{self.setting}: {name} must be a number, not {value!r:.200}.")
         return float(array.reshape(()))
@@ -188,7 +191,7 @@ class Collected:
 
     def wrong_result(self) -> str:
         """Why a function's result for the rows until now is no score; "" if it is one, or if the function fails: so few
-        samples may be none of its cases. It gets copies, since it may change and remember."""
+        samples may be none of its cases. An object is copied, since it may change and remember."""
         if self.metric.adds or self.metric.derives or not self._rows:
             return ""
         try:
@@ -197,6 +200,9 @@ class Collected:
             result = copy.deepcopy(self.metric.function)(pair["outputs"], pair["targets"])
         except Exception:  # noqa: BLE001 - an evaluation reports it
             return ""
+        names = {*self.metric.names}
+        if result is None or (isinstance(result, Mapping) and {*result} < names):
+            return ""  # for so few samples; an evaluation judges that of all
         try:
             self.metric.checked(result)
         except UsageError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,6 @@ class Writing:
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         targets["class"][targets["class"] == 255] = 0
-        if not paddle.is_grad_enabled():
-            outputs[0][:] = 0.0
         return outputs[0].sum(), len(targets["class"])
 
 
@@ -219,7 +218,7 @@ class WritingScored(Writing):
         return {"ignored": (targets["class"] == 255).sum()}
 
 
-def test_a_loss_that_writes_into_its_arguments_writes_into_copies_where_others_read_them() -> None:
+def test_what_a_loss_writes_into_its_targets_is_put_back_where_others_read_them() -> None:
     def called(loss: Any) -> tuple[Any, Any]:
         outputs, targets = [paddle.ones([3])], {"class": paddle.to_tensor([0, 255, 255])}
         as_loss(loss)(outputs, targets)
@@ -229,6 +228,28 @@ def test_a_loss_that_writes_into_its_arguments_writes_into_copies_where_others_r
         assert called(Writing()) == ([1.0, 1.0, 1.0], [0, 255, 255])
     assert called(WritingScored())[1] == [0, 255, 255]  # in training, for its scores
     assert called(Writing())[1] == [0, 0, 0]  # in training nobody reads them afterwards: no copy is made
+
+    def into_outputs(outputs: Any, targets: Any) -> Any:
+        outputs["logits"][:] = 0.0
+        return outputs["logits"].sum(), 1
+
+    with (
+        paddle.no_grad(),
+        pytest.raises(LossError, match="writes into the model's outputs, which metrics read"),
+    ):
+        as_loss(into_outputs)(OrderedDict(logits=paddle.ones([3])), paddle.to_tensor([0]))
+
+
+def test_a_loss_gets_the_model_s_own_outputs_in_evaluations_too() -> None:
+    """A copy has no attributes of a user's."""
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return outputs.sum() + outputs.auxiliary, 1
+
+    outputs = paddle.ones([3])
+    outputs.auxiliary = 4.0
+    with paddle.no_grad():
+        assert as_loss(loss)(outputs, paddle.to_tensor([0]))[0].item() == 7.0
 
 
 @pytest.mark.parametrize(
