@@ -311,4 +311,6 @@ def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str
         written = f"{{use: {settings}}}"
         written = f"[{written}]" if prefix == shelf else written  # a list of parts, as callbacks
         return f"{prefix}: a part is a group of settings: write {prefix}: {written}"
-    return f"{prefix} needs 'use', the name of a part on the shelf {shelf}: {known}"
+    typed = ", ".join(map(str, settings)) if isinstance(settings, Mapping) and "use" not in settings else ""
+    has = f". It has {typed}" if typed else ""
+    return f"{prefix} needs 'use', the name of a part on the shelf {shelf}: {known}{has}"

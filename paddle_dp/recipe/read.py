@@ -48,7 +48,7 @@ def apply_overrides(page: YamlDocument, texts: Sequence[str]) -> None:
         try:
             _put(page, override)
         except _UnknownKeyError as error:
-            page.mistakes.append(Mistake(where=override.location, message=str(error)))
+            page.mistakes.append(_explained(Mistake(where=override.location, message=str(error)), page.text))
 
 
 def _read(text: str, page: YamlDocument) -> _Override | None:
@@ -58,7 +58,8 @@ def _read(text: str, page: YamlDocument) -> _Override | None:
     if not equals or not all(keys):
         message = "is not of the form KEY=VALUE, such as train.batch=64"
         message += "; several numbers of one option are one word: 8,16" if text.isdecimal() else ""
-        page.mistakes.append(Mistake(where=location, message=message))
+        hints = full_width.yaml_hints(text, numbered=False)
+        page.mistakes.append(Mistake(where=location, message=f"{message}.{hints}" if hints else message))
         return None
     parsed = parse(value, location, numbered=False)
     page.mistakes += parsed.mistakes
@@ -142,11 +143,11 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool 
     try:
         recipe = read_settings(Recipe, page.values, _RECIPE, home=path, tries=tries)
     except RecipeError as error:
-        page.mistakes += [replace(m, where=page.source_line(m.path)) for m in error.mistakes]
+        located = [replace(m, where=page.source_line(m.path)) for m in error.mistakes]
+        page.mistakes += [_explained(mistake, page.text) for mistake in located]
     if page.mistakes:
         order = [override_location(text) for text in overrides]
-        ordered = sorted(page.mistakes, key=lambda mistake: _order(mistake, order))
-        raise RecipeError(full_width.explained(ordered, page.text))
+        raise RecipeError(sorted(page.mistakes, key=lambda mistake: _order(mistake, order)))
     return recipe
 
 
@@ -170,6 +171,11 @@ def _read_values(path: Path, overrides: Sequence[str]) -> YamlDocument:
         page.values.setdefault(key, copy.deepcopy(default))
     apply_overrides(page, overrides)
     return page
+
+
+def _explained(mistake: Mistake, text: str) -> Mistake:
+    hint = full_width.value_hint(mistake.message, mistake.where, text)
+    return replace(mistake, message=f"{mistake.message.removesuffix('.')}.{hint}") if hint else mistake
 
 
 def _order(mistake: Mistake, overrides: Sequence[str]) -> tuple[bool, int]:

@@ -14,7 +14,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part.config import Keys
 from paddle_dp.part.shelf import shipped
-from paddle_dp.recipe.full_width import line_hints
+from paddle_dp.recipe.full_width import yaml_hints
 from paddle_dp.text import and_more
 
 _NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
@@ -91,8 +91,9 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
         mark = error.problem_mark or error.context_mark
         location = f"{name}:{mark.line + 1}" if mark and numbered else name
         message = ", ".join(filter(None, (error.context, error.problem)))
-        if mark and numbered and (wide := line_hints(text, (error.context_mark or mark).line, mark.line)):
-            message += f".{wide}"
+        start = error.context_mark or mark
+        if mark and (hints := yaml_hints(text, start.line, mark.line, numbered=numbered)):
+            message += f".{hints}"
         page.mistakes.append(Mistake(where=location, message=f"this is not YAML: {message}"))
     except _TooMuchError:
         page.source_lines.clear()

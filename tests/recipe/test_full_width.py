@@ -30,15 +30,44 @@ def refusal(folder: Path, before: str = "", after: str = "", *overrides: str) ->
 @pytest.mark.parametrize(
     ("before", "after", "hint"),
     [
-        ("mlp, ", "mlp， ", "Line 1 has the full-width '，': write ','."),
+        ("mlp, ", "mlp， ", "Line 1 has the full-width '，', which may be the cause: write ','."),
         ("dataset: {", "dataset：{", "Line 2 has the full-width '：': write ':'."),
-        ("{use: digits}", "｛use: digits｝", "Line 2 has the full-width '｛', '｝': write '{', '}'."),
+        (
+            "{use: digits}",
+            "｛use: digits｝",
+            "Line 2 has the full-width '｛', '｝', which may be the cause: write '{', '}'.",
+        ),
         ("[64]", "[64，64]", "Line 1 has the full-width '，': write ','."),
         ("[64]", "［64］", "Line 1 has the full-width '［', '］': write '[', ']'."),
         ("3 epochs", "“3 epochs”", "Line 6 has the full-width '“', '”': write '\"', '\"'."),
-        (TRAIN, "train：\n  length: 3 epochs", "Line 6 has the full-width '：': write ':'."),
-        (TRAIN, "训练：  # 三轮\n\n  # 长度\n  length: 3", "Line 6 has the full-width '：': write ':'."),
-        (TRAIN, "train:\n\u3000\u3000length: 3", "Line 7 has the full-width '\u3000': write ' '."),
+        (
+            TRAIN,
+            "train：\n  length: 3 epochs",
+            "Line 6 has the full-width '：', which may be the cause: write ':'.",
+        ),
+        (
+            TRAIN,
+            "训练：  # 三轮\n\n  # 长度\n  length: 3",
+            "Line 6 has the full-width '：', which may be the cause: write ':'.",
+        ),
+        ("{use: digits}", "{use：digits}", "Line 2 has the full-width '：': write ':'."),
+        ("64}", "６４}", "Line 6 has the full-width '６４': write '64'."),
+        ("3 epochs", "‘3’", "Line 6 has the full-width '‘', '’': write \"'\", \"'\"."),
+        (
+            "inputs: 64, ",
+            "inputs: 64，\n  ",
+            "Line 1 has the full-width '，', which may be the cause: write ','.",
+        ),
+        (
+            "{use: digits}",
+            "｛\n use: digits}",
+            "Line 2 has the full-width '｛', which may be the cause: write '{'.",
+        ),
+        (
+            TRAIN,
+            "train:\n\u3000\u3000length: 3",
+            "Line 7 has the full-width '\u3000': write ' '.",
+        ),
     ],
 )
 def test_a_refusal_names_the_character(before: str, after: str, hint: str, tmp_path: Path) -> None:
@@ -50,11 +79,33 @@ def test_a_refusal_names_the_character(before: str, after: str, hint: str, tmp_p
     ("override", "hint"),
     [
         ("model.hidden=[64，64]", "It has the full-width '，': write ','."),
-        ("train.batch：64", "It has the full-width '：': write ':'."),
+        ("train.batch＝64", "It has the full-width '＝', which may be the cause: write '='."),
+        ("model.hidden=[64，{]", "It has the full-width '，', which may be the cause: write ','."),
+        ("callbacks.“a”.every=3", "It has the full-width '“', '”': write '\"', '\"'."),
+        ("train.batch：64", "It has the full-width '：', which may be the cause: write ':'."),
     ],
 )
 def test_an_override_is_looked_at_as_well(override: str, hint: str, tmp_path: Path) -> None:
     assert hint in refusal(tmp_path, "", "", override)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "override"),
+    [
+        ("{use: digits}", "{use: digits, path: 数据（new）, bathc: 3}", ""),
+        ("model:", "nmae: don’t\nmodel:", ""),
+        ("model:", "name: 模型（v2）\nmodel: ]", ""),  # YAML refuses the line below
+        ("{use: digits}", "{use: digits, path: 数据（new）]", ""),  # no syntax of YAML
+        ("model:", 'name: "a \\"：b"\nmodel: ]', ""),
+        ("model:", "name: 'it''s：b'\nmodel: ]", ""),
+        ("model:", "name: |\n  数据：new\nmodel: ]", ""),
+        ("model:", "name: a，b“c” model：d\nmodel: ]", ""),
+        ("", "", "nmae=模型（v2）"),
+    ],
+)
+def test_an_honest_text_is_not_blamed(before: str, after: str, override: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, before, after, *filter(None, [override]))
+    assert "full-width" not in message, message
 
 
 def test_a_chinese_text_is_no_mistake(tmp_path: Path) -> None:
