@@ -219,32 +219,59 @@ def readable_attributes(thing: Any) -> dict[str, Any]:
 
 def parameters_within(things: Iterable[Any]) -> list[paddle.Tensor]:
     """The parameters that objects, layers and functions hold, themselves or in layers: in attributes, lists, closures,
-    partials, and globals that a function names, to a depth. Whether a forward uses them is not known."""
+    partials, and globals that a function names, to a depth. Whether a forward uses them is not known.
+
+    A value that raises where it is looked at, such as a closed file or a dead proxy, counts as empty."""
     reached: dict[int, Any] = {}
     level = [*things]
     for _ in range(_DEPTH + 1):
         new = {id(value): value for value in level if id(value) not in reached}
         reached |= new
         level = [inner for value in new.values() for inner in _values_within(value)]
-    parameters = [p for value in reached.values() if isinstance(value, nn.Layer) for p in value.parameters()]
-    return [*parameters, *(value for value in reached.values() if isinstance(value, Parameter))]
+    parameters = [
+        p for v in reached.values() if issubclass(type(v), nn.Layer) for p in registered_parameters(v)
+    ]
+    parameters += [value for value in reached.values() if issubclass(type(value), Parameter)]
+    return [*{id(parameter): parameter for parameter in parameters}.values()]
+
+
+def registered_parameters(layer: nn.Layer) -> list[paddle.Tensor]:
+    """The parameters of a layer and its sublayers, also where a class has another `parameters`, as a method that
+    returns a head's alone, or as an attribute."""
+    layers = {id(layer): layer}
+    waiting = [layer]
+    while waiting:  # without their own methods, which a class may override
+        new = [each for _, each in nn.Layer.named_children(waiting.pop()) if id(each) not in layers]
+        layers |= {id(each): each for each in new}
+        waiting += new
+    parameters = [p for each in layers.values() for p in each._parameters.values() if p is not None]
+    return [*{id(parameter): parameter for parameter in parameters}.values()]
 
 
 def _values_within(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple, dict)):
-        entries = [*(value.values() if isinstance(value, dict) else value)]
-        return entries if len(entries) <= _MAX_ENTRIES else []
-    if isinstance(value, (type, ModuleType, paddle.Tensor)):
+    try:
+        return _entries_of(value)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return []
+
+
+def _entries_of(value: Any) -> list[Any]:
+    kind = type(value)  # `isinstance` also reads value.__class__, which a proxy computes
+    if issubclass(kind, (list, tuple, dict)):
+        if len(value) > _MAX_ENTRIES:
+            return []
+        return [*(value.values() if issubclass(kind, dict) else value)]
+    if issubclass(kind, (type, ModuleType, paddle.Tensor)):
         return []
     values = [*readable_attributes(value).values()]
-    if isinstance(value, nn.Layer):
-        return [*values, *value.children()]
-    if isinstance(value, MethodType):
+    if issubclass(kind, nn.Layer):
+        return [*values, *(child for _, child in nn.Layer.named_children(value))]
+    if kind is MethodType:
         return [*values, value.__self__]
-    if isinstance(value, FunctionType) and not is_library(value.__module__):
+    if kind is FunctionType and not is_library(value.__module__):
         named = [value.__globals__.get(name) for name in value.__code__.co_names]
         return [*values, *(each for each in named if each is not None)]
-    return [*values, value.func] if isinstance(value, partial) else values
+    return [*values, value.func] if issubclass(kind, partial) else values
 
 
 def short_list(value: Any) -> list[Any]:
@@ -325,7 +352,7 @@ def _is_walked(value: Any) -> bool:
     """True for functions, schedules, layers without trained parameters, such as the loss that a function calls, and
     objects of a user's class, such as a configuration."""
     if isinstance(value, nn.Layer):
-        return all(p.stop_gradient for p in value.parameters())
+        return all(p.stop_gradient for p in registered_parameters(value))
     if isinstance(value, FunctionType):
         return not kind_of(value).startswith("paddle_dp.")
     if isinstance(value, (partial, LRScheduler, SimpleNamespace, argparse.Namespace)):

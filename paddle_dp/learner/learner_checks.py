@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
@@ -86,30 +87,42 @@ class FrozenCheck(LearnerCheck):
 
 
 class ForeignCheck(LearnerCheck):
-    """Refuses, in the first update, a parameter that the loss or the model uses and that is none of the model's, such
-    as one of a layer in a loss's closure, or in a plain list. `names`: of the whole model's parameters."""
+    """Prints once, on the first rank, the parameters that get a gradient in the first update and are none of the
+    model's, such as those of a layer in a loss's closure, or in a plain list. `names`: of the whole model's."""
 
     def __init__(self, placed: PlacedModel, loss: Loss, names: Collection[str]):
+        self._mesh, self._model = placed.mesh, type(placed.model).__name__
         within = parameters_within([loss.function, *(layer for _, layer in placed.named_layers())])
-        self._model = type(placed.model).__name__
-        self.foreign = [p for p in within if p.name not in names and not p.stop_gradient]
-        self._watched: list[paddle.Tensor] | None = (
-            None  # without a gradient before the first update; then none
-        )
+        self._foreign = [p for p in within if p.name not in names]
+        self._hooks: list[Any] = []  # of the first update: an old gradient does not count
+        self._used: set[int] = set()  # ids of parameters
+        self._began = self._ended = False  # on all ranks at once
 
     def before_update(self, mode: UpdateMode) -> None:
-        first = self._watched is None
-        self._watched = [p for p in self.foreign if p.grad is None] if first else []
+        for hook in self._hooks:
+            hook.remove()
+        self._ended, self._began = self._began, True
+        watched = [] if self._ended else [p for p in self._foreign if not p.stop_gradient]
+        self._hooks = [parameter.register_hook(partial(self._note, parameter)) for parameter in watched]
+
+    def _note(self, parameter: paddle.Tensor, gradient: paddle.Tensor) -> None:
+        self._used.add(id(parameter))
 
     def after_exchange(self, update: int, empty: bool) -> None:
-        for parameter in self._watched or ():
-            if parameter.grad is not None:
-                raise UsageError(
-                    f"parameter '{parameter.name}' {list(parameter.shape)}, which the loss or a forward uses, is not "
-                    f"one of the model's ({self._model}), and got a gradient in update {update}: no update would train "
-                    "it, and no checkpoint save it. If it learns, make its layer a sublayer of the model (nn.LayerList "
-                    "for a list); if not, freeze it: parameter.stop_gradient = True."
-                )
+        if self._ended:
+            return
+        names = [f"'{p.name}' {list(p.shape)}" for p in self._foreign if id(p) in self._used]
+        used = gathered_names(names, self._mesh)
+        self._ended = bool(used)  # else a later turn of this update may use one
+        if used and self._mesh.is_main:
+            print(
+                f"not trained: parameter {used[0]}{and_more(used)}, which the loss or a forward uses, is not one of "
+                f"the model's ({self._model}): this training does not update it, and no checkpoint has it. If it "
+                "learns, make its layer a sublayer of the model (nn.LayerList for a list); if not, freeze it: "
+                "parameter.stop_gradient = True. This is said once.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class FrozenNorms(LearnerCheck):

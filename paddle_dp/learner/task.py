@@ -32,6 +32,7 @@ from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import MixedPrecision, widen
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.identity.walk import registered_parameters
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.learner_checks import (
     BatchNormCheck,
@@ -105,7 +106,7 @@ class Task:
                 # The dtype of its rate: it was built for the uncast model.
                 self.optimizer._dtype = paddle.float64
         object.__setattr__(self, "loss", as_loss(self.loss))
-        names = self.parameter_names or frozenset(p.name for p in self.model.parameters())
+        names = self.parameter_names or frozenset(p.name for p in registered_parameters(self.model))
         object.__setattr__(self, "parameter_names", names)
         if self.dropout not in get_args(Dropout):
             raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")
@@ -192,14 +193,13 @@ class PreparedTask:
         )  # fmt: skip
         known = [*self.task.known_differences, *known_differences]
         local_norms = LocalNorms(placed.named_layers())
-        foreign = ForeignCheck(placed, loss, self.task.parameter_names)
         norms = (batch_norm_check or partial(BatchNormCheck, self.mesh))(local_norms)
         return Learner(
             placed=placed, loss=loss, optimizer=self.optimizer, rate=self.rate, mixed=self.mixed,
             runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
-                FrozenCheck(placed), *([foreign] if foreign.foreign else []),
+                FrozenCheck(placed), ForeignCheck(placed, loss, self.task.parameter_names),
                 *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
                 norms, KnownDifferences(known), LossPairs(loss, self.mesh),
                 *([BufferCheck(buffers, self.mesh)] if self.mesh.ranks > 1 else []), batch_runner.draws,
@@ -266,7 +266,7 @@ def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
     optimizer = make(task.schedule(), named) if task.schedule else _without_rate(make, named)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
-        updated, here = parameters_of(optimizer), {id(p) for p in model.parameters()}
+        updated, here = parameters_of(optimizer), {id(p) for p in registered_parameters(model)}
         refuse_foreign("optimizer", [p for p in updated if p.name not in task.parameter_names], task.model)
         if any(id(parameter) not in here for parameter in updated):  # of a list from before the model was cut
             give_parameters(optimizer, model)

@@ -8,14 +8,16 @@ import fcntl
 import inspect
 import os
 import re
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import pytest
 from paddle import nn
 
@@ -843,21 +845,105 @@ class Listed(Two):
     ],
     ids=["global", "closure", "partial", "object", "method"],
 )
-def test_a_loss_that_learns_with_a_layer_of_its_own_is_refused_in_the_first_update(
-    tmp_path: Path, loss: Any
+def test_a_loss_that_learns_with_a_layer_of_its_own_is_told_once_in_each_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: Any
 ) -> None:
-    trainer = Trainer.of(**described(tmp_path / "run", optimizer="adamw", loss=loss))
-    with pytest.raises(UsageError, match=r"\[4, 4\].* not one of the model's \(Two\), and got a gradient in"):
+    """Also in the second training, before which its parameter has a gradient of the first."""
+    for number in range(2):
+        Trainer.of(**described(tmp_path / f"{number}", optimizer="adamw", loss=loss)).fit("3 steps")
+        lines = re.findall("not trained: .*", capsys.readouterr().err)
+        assert [line.partition(": this training")[0].partition(" [4, 4] ")[2] for line in lines] == [
+            "and 1 more, which the loss or a forward uses, is not one of the model's (Two)"
+        ]
+
+
+def test_a_layer_in_a_plain_list_of_the_model_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainer.of(**described(tmp_path / "run", model=Listed(), optimizer="adamw")).fit("1 step")
+    assert re.search(r"not one of the model's \(Listed\).*nn\.LayerList for a list", capsys.readouterr().err)
+
+
+def lines_and_weights(folder: str, strategy: dict[str, Any], layer_rank: int) -> tuple[int, list[Any]]:
+    """The lines on the screen and the weights of this rank, with a loss that uses a layer on one rank alone."""
+    untried()
+    learned = closure(nn.Linear(4, 4))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        plain = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return plain + 0 * learned(outputs, targets) if dist.get_rank() == layer_rank else plain
+
+    with redirect_stderr(StringIO()) as screen:
+        trainer = Trainer.of(**described(Path(folder), strategy=strategy, loss=loss))
         trainer.fit("2 steps")
+    weights = [p.numpy() for _, p in trainer.learner.placed.named_parameters()]
+    return screen.getvalue().count("not trained: parameter"), weights
 
 
-def test_a_layer_in_a_plain_list_of_the_model_is_refused_in_the_first_update(tmp_path: Path) -> None:
-    trainer = Trainer.of(**described(tmp_path / "run", model=Listed(), optimizer="adamw"))
-    with pytest.raises(UsageError, match=r"not one of the model's \(Listed\).*nn\.LayerList for a list"):
-        trainer.fit("1 step")
+@pytest.mark.parametrize(
+    "strategy", [{"use": "data_parallel"}, LAYOUTS["pipeline"]], ids=["data", "pipeline"]
+)
+def test_the_first_rank_tells_of_a_layer_that_another_uses(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    ranks, silent = (
+        run_ranks(lines_and_weights, 2, str(tmp_path / str(rank)), strategy, rank) for rank in (1, 2)
+    )
+    assert [lines for lines, _ in ranks] == [1, 0] and [lines for lines, _ in silent] == [0, 0]
+    assert [weights for _, weights in ranks] == [weights for _, weights in silent]
 
 
-def test_a_loss_may_use_a_layer_that_does_not_learn(tmp_path: Path) -> None:
+class HeadAlone(nn.Layer):
+    """Returns its head's parameters, as some models for fine-tuning do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Block(6), nn.Linear(6, 4)
+        self.settings = Unusual()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.settings(self.body(x)))
+
+    def parameters(self, include_sublayers: bool = True) -> list[paddle.Tensor]:
+        return self.head.parameters(include_sublayers)
+
+
+class Unusual(nn.Layer):
+    """Has `parameters` that are no method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters = [1, 2]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x
+
+
+class Lazy:
+    """Raises where its class is asked for, as a proxy outside of its context."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a context")
+
+
+def of_lazy(outputs: Any, targets: Any) -> Any:
+    if targets is lazy:  # type: ignore[name-defined]  # noqa: F821
+        return None
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_layers_and_globals_of_any_class_are_looked_at_without_an_error_or_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = FunctionType(of_lazy.__code__, {**globals(), "lazy": Lazy()})
+    model = HeadAlone()
+    sgd = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    Trainer.of(**described(tmp_path / "run", model=model, optimizer=sgd, loss=loss)).fit("2 steps")
+    assert "not trained" not in capsys.readouterr().err
+
+
+def test_a_loss_may_use_a_layer_that_does_not_learn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A teacher is frozen, or called without gradients; one that learned before has old gradients."""
     frozen, older = nn.Linear(4, 4), nn.Linear(4, 4)
     for parameter in frozen.parameters():
@@ -865,6 +951,7 @@ def test_a_loss_may_use_a_layer_that_does_not_learn(tmp_path: Path) -> None:
     older(paddle.ones([1, 4])).sum().backward()
     for loss in (closure(frozen), closure(older, False), closure(nn.Linear(4, 4), False)):
         Trainer.of(**described(tmp_path / "run", optimizer="adamw", loss=loss)).fit("1 step")
+    assert "not trained" not in capsys.readouterr().err
 
 
 def test_an_optimizers_function_that_takes_another_parameter_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import tempfile
 import time
 import uuid
+import weakref
 from argparse import Namespace
 from collections import deque
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from paddle import nn
 
-from paddle_dp.identity.walk import Walker, objects_within
+from paddle_dp.identity.walk import Walker, objects_within, parameters_within
 
 settings_of = Walker().settings_of
 
@@ -223,3 +224,14 @@ def test_objects_within_have_attributes_and_are_in_attributes_and_short_lists_ea
     objects = objects_within(own)
     assert len(objects) == 4 and objects[0] is own and inner in objects and far in objects
     assert objects_within([(0, 0)]) == objects_within(None) == []
+
+
+def test_parameters_are_found_beside_values_that_raise() -> None:
+    class Closed(list):
+        def __iter__(self) -> Any:
+            raise RuntimeError("closed")
+
+    layer, dead = nn.Linear(2, 2), weakref.proxy(nn.Linear(2, 2))
+    own = Own(rows=Closed([1]), owner=dead, layers=[layer])
+    assert [p.name for p in parameters_within([own])] == [layer.weight.name, layer.bias.name]
+    assert parameters_within([dead, Closed([1]), [layer] * 101]) == []
