@@ -393,10 +393,30 @@ class Rate:
 
 
 def check_rate(optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None) -> None:
-    """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built."""
-    for each in with_members(optimizer):
-        if schedule is not None and each.get_lr() != schedule():
+    """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built. A turn's may
+    have another one under a constant schedule, which never sets a rate."""
+    if schedule is None:
+        return
+    provided = f"it was given the schedule's learning rate {schedule()}, but has"
+    if optimizer.get_lr() != schedule():
+        raise UsageError(
+            f"optimizer: {provided} {optimizer.get_lr()}: build it with the rate that it is given, or leave out the "
+            "schedule"
+        )
+    if not isinstance(optimizer, TurnOptimizers):
+        return
+    for name, member in zip(optimizer.names, optimizer.members, strict=True):
+        if member.get_lr() != schedule() and not _is_constant(schedule):
             raise UsageError(
-                f"optimizer: it was given the schedule's learning rate {schedule()}, but has {each.get_lr()}: build "
-                "it with the rate that it is given, or leave out the schedule"
+                f"turns.{name}.optimizer: {provided} {member.get_lr()}, and each update sets the schedule's rate in "
+                "all turns: build it with the rate that it is given, and give the turn a multiple of it by the "
+                "recipe's optimizer: {groups: [{match: …, lr_scale: 2}]}; or choose schedule: {use: constant, …}"
             )
+
+
+def _is_constant(schedule: LRScheduler) -> bool:
+    """True for a schedule of the shelf that never moves. A user's function is not called: it may count its calls."""
+    function: Any = getattr(schedule, "lr_lambda", None)
+    if not (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules"):
+        return False
+    return bool(function(0) == function(1) == function(10**9))  # the first two differ in a warm-up

@@ -202,14 +202,14 @@ _SHARED = ("_accumulators", "_accumulators_holder", "_already_create_accumulator
 
 
 class TurnOptimizers(Optimizer):
-    """The `members`, each with separate parameters, at one learning rate.
+    """The `members`, each with separate parameters, at one learning rate. `names`: those of their turns.
 
     A step is a step of the members that have a gradient. Removing parameters from the list (`core.optimizer.keep`)
     removes them from their member.
     """
 
-    def __init__(self, rate: float, members: Sequence[Optimizer]):
-        self.members = tuple(members)
+    def __init__(self, rate: float, members: Sequence[Optimizer], names: Sequence[str]):
+        self.members, self.names = tuple(members), tuple(names)
         self._parameters: list[paddle.Tensor] = []
         super().__init__(learning_rate=rate, parameters=[p for each in members for p in each._parameter_list])
         for member in self.members:
@@ -259,7 +259,7 @@ class MakeTurnOptimizers:
         for turn in self.turns.values():
             trained = [(name, p) for name, p in named if is_any_match(turn.match, [name])]
             members.append((turn.optimizer or self.optimizer).build(rate, trained))
-        return TurnOptimizers(1e-3 if rate is None else float(rate), members)
+        return TurnOptimizers(1e-3 if rate is None else float(rate), members, [*self.turns])
 
 
 def make_optimizer_of(recipe: Recipe) -> Any:

@@ -264,13 +264,13 @@ def test_the_rate_of_a_single_turns_optimizer_is_looked_at_as_the_others() -> No
     """A schedule that a callback gave to one turn's optimizer was neither stepped nor refused."""
     sgd = paddle.optimizer.SGD
     constant = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
-    both = TurnOptimizers(0.1, [sgd(0.1, parameters=weights()) for _ in range(2)])
+    both = TurnOptimizers(0.1, [sgd(0.1, parameters=weights()) for _ in range(2)], ["x", "y"])
     check_rate(both, constant)
     rate = Rate(both, constant)
     assert rate.replaced is None
     both.members[1].set_lr(0.5)
     assert rate.replaced == (0.5, 0.1)
-    with pytest.raises(UsageError, match=r"learning rate 0\.1, but has 0\.5: build it"):
+    with pytest.raises(UsageError, match=r"turns\.y\.optimizer: .* rate 0\.1, but has 0\.5, .* lr_scale"):
         check_rate(both, constant)
     both.members[1].set_lr_scheduler(paddle.optimizer.lr.ExponentialDecay(0.1, 0.5))
     assert rate.replaced is None
@@ -280,6 +280,35 @@ def test_the_rate_of_a_single_turns_optimizer_is_looked_at_as_the_others() -> No
         rate.step()
     with pytest.raises(UsageError, match="another scheduler, which would not be stepped"):
         Rate(both, constant)
+
+
+@pytest.mark.parametrize(
+    ("settings", "moves"),
+    [
+        ({"use": "constant"}, False),
+        ({"use": "constant", "warmup": "1 steps"}, True),
+        ({"use": "constant", "warmup": "5 steps"}, True),
+        ({"use": "cosine", "floor": 0.5}, True),
+        ({"use": "milestones", "milestones": ["900 epochs"]}, True),
+        ({"use": "plateau", "watch": "loss"}, True),
+    ],
+)
+def test_a_turn_keeps_a_rate_of_its_own_where_the_schedule_never_sets_one(
+    settings: dict[str, Any], moves: bool
+) -> None:
+    """A GAN with twice the rate in one turn was refused under a constant schedule, and under none."""
+    part = read_part("schedules", {"learning_rate": 0.1, **settings})
+    schedule = part.build(steps=1000, steps_per_epoch=1, batch=8)
+    members = [paddle.optimizer.SGD(rate, parameters=weights()) for rate in (schedule(), 0.2)]
+    both = TurnOptimizers(schedule(), members, ["x", "y"])
+    if moves:
+        with pytest.raises(UsageError, match=r"turns\.y\.optimizer: .* has 0\.2, and each update sets"):
+            check_rate(both, schedule)
+        return
+    check_rate(both, schedule)
+    rate = Rate(both, schedule)
+    rate.step()
+    assert [each.get_lr() for each in members] == [0.1, 0.2]
 
 
 def test_a_norm_that_is_not_finite_on_one_rank_is_not_finite_on_all() -> None:
