@@ -21,7 +21,7 @@ Section = dict[str, Any]
 _LARGEST = 2**22  # bytes of a configuration
 _MOST = 100_000  # values of a configuration, aliases followed
 _TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # how files of torch.save begin, the second before PyTorch 1.6
-_PICKLE = b"\x80"  # how any other pickle begins, as a file of paddle.save
+_PICKLE = b"\x80"  # how any other pickle begins, as those of paddle.save
 _PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
@@ -176,10 +176,10 @@ def _pickle_refusal(file: Path, is_torch: bool) -> str:
     )  # in double quotes, which the shell's single ones enclose
     load = f"torch.load({path}, weights_only=False)" if is_torch else f"paddle.load({path})"
     code = f"import {'torch' if is_torch else 'paddle'}; print({load}.to_json_string())"
-    writer = "torch.save" if is_torch else "paddle.save, as PaddleNLP's arguments are"
+    kind = "a file of torch.save: a pickle" if is_torch else "a pickle, as paddle.save writes"
     return (
-        f"{file} is a file of {writer}: a pickle, which may run any program, so it is not read. Write its arguments as "
-        "JSON in the environment in which it was made, or in its script where that defines their class, by their "
+        f"{file} is {kind}, which may run any program, so it is not read. Write its arguments as JSON in "
+        "the environment in which it was made, or in its script where that defines their class, by their "
         f"to_json_string(), and import the JSON: python -c {shlex.quote(code)} > "
         f"{shlex.quote(str(file.with_suffix('.json')))}"
     )
