@@ -42,7 +42,10 @@ def attempts(run: RunRecord) -> Html:
         table(("step", "checkpoint that could not be written"), failed_saves[-MOST_ROWS:]),
     ]
     body = body if any(body) else [plain]
-    if run.ending[0] not in ("done", "early") and run.recipe and (run.folder / "checkpoints").is_dir():
+    state, sentence = run.ending
+    # Another callback, such as one with a budget of hours, may let it go on; early_stop would end it at once.
+    is_over = state == "done" or (state == "early" and "did not improve in" in sentence)
+    if not is_over and run.recipe and (run.folder / "checkpoints").is_dir():
         body += [paragraph("It goes on from its newest checkpoint with:") + _train(run, " --resume")]
     return section("Restarts and failures", *body)
 

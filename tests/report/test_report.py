@@ -122,6 +122,13 @@ def test_a_run_that_a_callback_ended_is_no_failure(tmp_path: Path) -> None:
     assert "It stopped early: acc1 did not improve in 3 evaluations." in page
 
 
+def test_a_run_that_a_callback_of_the_users_ended_can_go_on(tmp_path: Path) -> None:
+    """No command resumed a run that its budget of an hour had ended."""
+    (tmp_path / "checkpoints").mkdir()
+    text = seen(good_run(tmp_path, why="done: its hour is over"))
+    assert "It stopped early: its hour is over." in text and "--ranks 2 --resume" in text
+
+
 @pytest.mark.parametrize(("servers", "rank"), [(0, "rank 0"), (1, "a rank")])
 def test_memory_has_the_name_of_its_rank(tmp_path: Path, servers: int, rank: str) -> None:
     facts = runs.certificate(runs.attempt(layout={"data": 2, "servers": servers}))
