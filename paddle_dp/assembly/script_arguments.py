@@ -138,10 +138,16 @@ def is_optimizer_class(value: Any) -> bool:
     return isinstance(value.func if isinstance(value, partial) and not value.args else value, type)
 
 
-def _takes_rate_by_name(kind: Any) -> bool:
-    """True for an optimizer's class as Paddle's are: its partial is no function of (learning rate, parameters)."""
-    is_class = isinstance(kind, type) and validate_callable(kind, "optimizers") is None
-    return is_class and "learning_rate" in inspect.signature(kind).parameters
+def _sets_rate(value: partial[Any]) -> bool:
+    """True if the arguments without a name in the partial of an optimizer's class bind what the training provides."""
+    kind = value.func
+    if not isinstance(kind, type) or validate_callable(kind, "optimizers") is not None:
+        return False
+    try:
+        bound = inspect.signature(kind).bind_partial(*value.args).arguments
+    except TypeError:  # too many
+        return True
+    return not {"learning_rate", "parameters"}.isdisjoint(bound)
 
 
 def optimizer_or_maker(value: Any) -> Any:
@@ -151,7 +157,7 @@ def optimizer_or_maker(value: Any) -> Any:
             f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
             f"{len(value)}. Give one, with parameter groups, or one for each loss in turns=… (docs/turns.md)."
         )
-    if isinstance(value, partial) and value.args and _takes_rate_by_name(value.func):
+    if isinstance(value, partial) and value.args and _sets_rate(value):
         slip = f"partial({value.func.__name__}, {value.args[0]!r}, …) has an argument without a name"
         raise UsageError(f"optimizer: {slip}. {_BY_NAME}")
     if is_optimizer_class(value):

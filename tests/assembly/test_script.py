@@ -760,9 +760,14 @@ def test_a_partial_of_a_function_of_a_rate_and_parameters_stays_one(tmp_path: Pa
         def __init__(self, decay: float, rate: float, named: Any) -> None:
             super().__init__(rate, parameters=[p for _, p in named], weight_decay=decay)
 
-    given = described(tmp_path / "run", schedule={"use": "constant", "learning_rate": 0.5})
-    given["optimizer"] = partial(Decayed, 0.25)
-    assert Trainer.of(**given).learner.optimizer.get_lr() == 0.5
+    class Wrapped(Decayed):  # the names of Paddle's
+        def __init__(self, decay: float, learning_rate: float, parameters: Any) -> None:
+            super().__init__(decay, learning_rate, parameters)
+
+    for kind in (Decayed, Wrapped):
+        given = described(tmp_path / kind.__name__, schedule={"use": "constant", "learning_rate": 0.5})
+        given["optimizer"] = partial(kind, 0.25)
+        assert Trainer.of(**given).learner.optimizer.get_lr() == 0.5
 
 
 def test_an_error_in_an_optimizers_function_is_not_blamed_on_the_schedule(tmp_path: Path) -> None:
