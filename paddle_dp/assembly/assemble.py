@@ -329,7 +329,10 @@ class TrainerBuilder:
         self._identity = identity.state()
         if resumed is not None:
             with checkpoints.content_of(resumed.folder):
-                changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)
+                updates = self.train_loader.sampler.updates
+                changes, identity = same_run.compare(
+                    resumed, identity, task, self.setup, self.mesh, updates, accept
+                )
         requested = self.setup.requested
         run = Run(
             name=self.setup.name,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
+from paddle import nn
 from paddle.optimizer import lr
 
 from paddle_dp.core.batch_norm import statistics
@@ -41,6 +41,7 @@ from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.part.annotation import CUTTABLE
+from paddle_dp.units import Length
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -102,17 +103,19 @@ def identity(
     )
 
 
-def compare(
+def compare(  # noqa: PLR0913 - both sides, and what they are compared by
     checkpoint: Checkpoint,
     now: RunSignature,
     task: Task,
     setup: TrainingSettings,
     mesh: Mesh,
+    updates: Callable[[Length], int],
     accept: Sequence[str] = (),
 ) -> tuple[list[str], RunSignature]:
     """The differences from the checkpoint to resume, in words; and `now` with all changes accepted so far. Collective.
 
-    `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that may change. Raises UsageError, the same on
+    `updates`: the number of updates of a length. `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that
+    may change. Raises UsageError, the same on
     every rank, for any other change that makes it another run; CheckpointError without an identity to compare.
     """
     saved, step = checkpoint.state, int(checkpoint.state["progress"]["step"])
@@ -123,9 +126,8 @@ def compare(
         )
     changes = [*_order(saved, now, setup), *_data(past["data"], now)]
     schedule = schedule_of(task)
-    changes += _judged(
-        [*_settings(saved, now, task, setup)], *_other_rate(saved, schedule), _is_spread(setup, schedule)
-    )
+    settings = [_without_effect(change, updates) for change in _settings(saved, now, task, setup)]
+    changes += _judged(settings, *_other_rate(saved, schedule), _is_spread(setup, schedule))
     if isinstance(schedule, Plateau):  # its rates follow from the evaluations
         changes = [
             replace(c, rule=REFUSED) if c.rule == NOTED and _decides_evaluations(c.key) else c
@@ -273,7 +275,13 @@ def _splits(key: str, values: Sequence[Any], task: Task) -> bool:
     if "cuts" in segments[:-1]:
         return set(entries) <= {*CUTTABLE}
     layers = task.model.sublayers(include_self=True) if "attention_methods" in segments else []
-    return bool(layers) and all(any(isfunction(getattr(type(x), e, None)) for x in layers) for e in entries)
+    return bool(layers) and all(any(_is_method(type(x), e) for x in layers) for e in entries)
+
+
+def _is_method(kind: type, name: str) -> bool:
+    """True for a method of a class, also a decorated one, as by paddle.jit.to_static."""
+    attribute = getattr(kind, name, None)
+    return callable(attribute) and not isinstance(attribute, (type, nn.Layer))
 
 
 def _decides_evaluations(key: str) -> bool:
@@ -377,6 +385,14 @@ def _is_spread(setup: TrainingSettings, schedule: Any) -> bool:
     part = getattr(setup.requested, "schedule", None)
     names = getattr(part and part.config, "training_arguments", ("steps",))  # of a dotted name's parameters
     return part is not None and "steps" in names and not isinstance(schedule, Plateau)
+
+
+def _without_effect(change: RunChange, updates: Callable[[Length], int]) -> RunChange:
+    """The change as a note if it is a length of as many updates as before, in other words."""
+    if change.key != "train.length" or None in (change.was, change.now):
+        return change
+    same = updates(Length.parse(change.was)) == updates(Length.parse(change.now))
+    return replace(change, rule=NOTED) if same else change
 
 
 def _judged(

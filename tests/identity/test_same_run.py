@@ -293,6 +293,27 @@ def test_a_model_may_get_the_tables_by_which_layouts_split_it(
     assert script(tmp_path / "large", resume=True, **cuts).run.changes == said
 
 
+class Attending(nn.Linear):
+    """A layer whose methods are decorated."""
+
+    @paddle.jit.to_static
+    def compiled(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x
+
+    @classmethod
+    def shared(cls, x: paddle.Tensor) -> paddle.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("method", ["compiled", "shared"])
+def test_a_decorated_method_is_one_in_the_table_too(tmp_path: Path, method: str) -> None:
+    """Under paddle.jit.to_static it was refused as another model."""
+    script(tmp_path, model=nn.Sequential(Attending(6, 4))).fit("2 steps")
+    model = nn.Sequential(Attending(6, 4))
+    (change,) = script(tmp_path, model=model, resume=True, attention_methods={"0": method}).run.changes
+    assert change == f'model.0.attention_methods was not there and is ["{method}"]'
+
+
 def sliced(cuts: int = 1, attention_methods: str = "softmax") -> nn.Layer:
     """A model whose own settings have the names of the tables."""
     return nn.Linear(64, 10)
@@ -590,6 +611,13 @@ def test_another_length_of_a_schedule_of_ones_own_that_takes_it_is_refused(tmp_p
     ):
         again(tmp_path / "spread", "train.length=30steps")
     assert again(tmp_path / "spread").run.changes == ()
+    # 1437 samples are 29 batches of 50
+    again(
+        tmp_path / "spread", "train.length=29steps", "output_dir=" + str(tmp_path / "epoch"), resume=None
+    ).fit("2 steps")
+    epoch = again(tmp_path / "spread", "train.length=1epochs", "output_dir=" + str(tmp_path / "epoch"))
+    assert epoch.run.changes == ("train.length was 29 steps and is 1 epoch",)
+    assert rate_of(epoch) == pytest.approx(0.1 * (1 - 2 / 29), rel=1e-12)
     trainer = again(tmp_path / "spread", "train.length=30steps", accept=["train.length"])
     assert rate_of(trainer) == pytest.approx(0.1 * (1 - FEW / 30), rel=1e-12)
 
