@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -279,7 +280,8 @@ class TrainingState:
         assert self.run.test_loader is not None, "refuse_schedule has looked"
         with self.meter.paused():
             evaluation = self._evaluation(self.run.test_loader)
-            if not evaluation.not_finite and plateau.observe(evaluation.numbers[plateau.watch]):
+            scored = math.isfinite(score := evaluation.numbers[plateau.watch])
+            if scored and plateau.observe(score):
                 self.learner.rate.apply()
                 if self.mesh.is_main:
                     print(
@@ -288,6 +290,8 @@ class TrainingState:
                     )  # fmt: skip
             self._tell_evaluated(evaluation)
         self.learner.drop_gradients()  # which `call` does for all other moments
+        if not scored:
+            self._refuse_evaluation(evaluation)  # without a checkpoint, whose schedule would lack this score
         if evaluation.not_finite:
             self._end_by(evaluation)
 

@@ -84,6 +84,52 @@ def test_its_state_is_in_every_checkpoint_and_goes_on_on_other_ranks(tmp_path: P
         assert rank["state"]["share"] == alone["state"]["share"]
 
 
+class Failing:
+    """A metric that fails once `steps` has more than `fails_after` items."""
+
+    names = ("failing",)
+
+    def __init__(self, steps: list[Any], fails_after: float = float("inf")):
+        self.steps, self.fails_after = steps, fails_after
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        if len(self.steps) > self.fails_after:
+            raise KeyError("no such label")
+        return {"sum": outputs.sum()}
+
+    def compute(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        return {"failing": float(sums["sum"])}
+
+
+@pytest.mark.parametrize(("watch", "saved"), [("loss", 6), ("failing", 3)])
+def test_a_metric_that_fails_takes_no_score_from_the_schedule(tmp_path: Path, watch: str, saved: int) -> None:
+    """The training goes on from its checkpoint with the rates of an undisturbed one. (An epoch has 3 steps.)"""
+    from paddle_dp.checkpoint import checkpoints
+    from paddle_dp.errors import UsageError
+
+    untried()
+    falls = {
+        "every": "1 epoch",
+        "threshold": 1e3,
+        "threshold_mode": "abs",
+    }  # after each evaluation but the first
+    schedule = {**PLATEAU, **falls, "watch": watch}
+    alone = trainer(str(tmp_path / "alone"), schedule, metrics=[Failing([])])
+    rates = diary(alone)
+    alone.fit()
+    metric, folder = Failing([], fails_after=3), tmp_path / "run"
+    disturbed = trainer(str(folder), schedule, ["checkpoint"], metrics=[metric])
+    metric.steps = diary(disturbed).steps
+    with pytest.raises(UsageError, match="Failing failed: KeyError: 'no such label'"):
+        disturbed.fit()
+    assert max(checkpoints(folder / "checkpoints")).name == f"step-{saved:08}"
+    resumed = trainer(str(folder), schedule, ["checkpoint"], metrics=[Failing([])], resume=True)
+    lines = diary(resumed)
+    resumed.fit()
+    assert [step["lr"] for step in lines.steps] == [step["lr"] for step in rates.steps][saved:]
+    assert len({step["lr"] for step in rates.steps}) == 5
+
+
 @pytest.mark.long
 def test_it_resumes_bit_by_bit_between_evaluations_and_at_them(tmp_path: Path) -> None:
     """Checkpoints come after the evaluation of their step, also those of the best number."""
