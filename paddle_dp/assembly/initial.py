@@ -62,7 +62,7 @@ def _load(load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str]
     mesh = placed.mesh
     tensors = {name: tensor for name, tensor in placed.state().items() if name not in added}
     opened = _together(mesh, lambda: source(Path(load.path).expanduser()))
-    weights, origins = translated(opened, tables, load.rename)
+    weights, origins = translated(opened, tables, load.rename, load.only)
     local_shapes = {
         name: list(placed.placements.placement_of(tensor).global_shape(tensor.shape))
         for name, tensor in tensors.items()

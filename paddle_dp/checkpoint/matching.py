@@ -87,7 +87,7 @@ def _named(name: str, called: Callable[[str], str]) -> str:
 def outlook(source: Opened, model: nn.Layer, settings: Load) -> list[str]:
     """The table of the tensors that would be loaded into a model, which may be on the meta device. Raises as `match`
     does."""
-    weights, convention = translated(source, names_of(model), settings.rename)
+    weights, convention = translated(source, names_of(model), settings.rename, settings.only)
     here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     there = {name: weights.shape(name) for name in weights.names}
     return table(match(there, here, settings, weights.called), there, here, settings, weights, convention)

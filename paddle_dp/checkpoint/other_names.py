@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from paddle_dp.checkpoint.shards import Dims
-from paddle_dp.checkpoint.source import Opened
+from paddle_dp.checkpoint.source import Opened, fits
 from paddle_dp.checkpoint.tensors import WeightSource, box_at
 from paddle_dp.errors import UsageError, did_you_mean, similar
 
@@ -285,13 +285,16 @@ def names_of(model: nn.Layer) -> Tables:
     return Tables(tables, passed_over, versions, tied, shapes)
 
 
-def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
+def translated(
+    source: Opened, tables: Tables, rename: Mapping[str, str], only: Sequence[str] = ()
+) -> tuple[Translated, str]:
     """The source under a model's names, and its naming convention: "" or words for the screen.
 
     `rename`: patterns of the source's names → new names. Of the writing framework's conventions, the one that matches
     most tensors by name, and of those by shape, is chosen; the model's names win a tie. Raises UsageError for a pattern
     that matches nothing or gives two tensors one name, for PaddleNLP's weights with an unknown layout, and for a Linear
-    that fits as it is and transposed, if nothing says which framework wrote it.
+    that fits as it is and transposed, if nothing says which framework wrote it and one of the patterns `only` (`()` is
+    every name) selects it.
     """
     names = renamed(source.names, rename)
     plain, fitting = dict[str, Translated](), dict[str, dict[str, Origin]]()
@@ -306,7 +309,7 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
             scores[convention] = len(origins), len(fitting[convention])
     convention = max(scores, key=lambda each: scores[each])
     for rival in (each for each in scores if scores[each] == scores[convention]):
-        _refuse_ambiguous(fitting[convention], fitting[rival], source)
+        _refuse_ambiguous(fitting[convention], fitting[rival], source, only)
     _refuse_unknown(plain[convention].names, tables.names[convention], source.from_torch)
     patterns = tables.passed_over.get(convention, ())
     unused = [name for name in plain[convention].names if any(fnmatchcase(name, p) for p in patterns)]
@@ -333,9 +336,12 @@ def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None)
                 raise UsageError(f"load: {name} is PaddleNLP's, {kind}.")
 
 
-def _refuse_ambiguous(fitting: Mapping[str, Origin], rival: Mapping[str, Origin], source: Opened) -> None:
-    """Raises UsageError for a tensor that fits by both conventions, and is transposed by one of them."""
-    for name in sorted(fitting.keys() & rival.keys()):
+def _refuse_ambiguous(
+    fitting: Mapping[str, Origin], rival: Mapping[str, Origin], source: Opened, only: Sequence[str]
+) -> None:
+    """Raises UsageError for a selected tensor that fits by both conventions, and is transposed by one of them."""
+    selected = {name for name in fitting if not only or any(fits(name, pattern) for pattern in only)}
+    for name in sorted(selected & rival.keys()):
         ours, theirs = ([p.transposed for p in origins[name].pieces] for origins in (fitting, rival))
         if ours != theirs:
             raise UsageError(

@@ -97,6 +97,10 @@ def test_a_file_of_pytorch_is_turned_and_one_of_paddle_is_not(tmp_path: Path) ->
             UsageError, match=r"nothing there says whether PyTorch or Paddle wrote it, and 0\.weight is"
         ):
             translated(file, names_of(small()), {})
+    lines = outlook(file, small(), Load(path="x", only=["0.bias"]))
+    assert lines[1].split()[:3] == ["loaded", "1", "tensors"]
+    with pytest.raises(UsageError, match=r"and 0\.weight is square"):
+        outlook(file, small(), Load(path="x", only=["0.*"]))
     torch_file = save({"0.weight": Tensor(square)}, tmp_path / "w.pth")
     weights, whose = translated(source(torch_file), names_of(small()), {})
     np.testing.assert_array_equal(weights.read("0.weight"), square.T)
