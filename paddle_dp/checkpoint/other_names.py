@@ -196,8 +196,11 @@ class Translated:
             return
         (first, called), *others = origins.items()
         array = first.read(self._source, offset, shape)
+        floating = (
+            array.dtype.kind == "f"
+        )  # its NaN is no difference; the check before the first update names it
         for origin, other in others:
-            if not np.array_equal(array, origin.read(self._source, offset, shape)):
+            if not np.array_equal(array, origin.read(self._source, offset, shape), equal_nan=floating):
                 raise UsageError(
                     f"load.path {self.folder}: {called} and {other} differ there, and are one weight, {names[0]}, in "
                     "this model. Give the model two (model.tied=false), or name the tensors to load with load.only."
@@ -357,7 +360,8 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
     from paddle import nn
 
     table = {name: name for name in model.state_dict()}
-    for prefix, layer in model.named_sublayers(include_self=True):
+    # A layer that has several names has these under each.
+    for prefix, layer in model.named_sublayers(include_self=True, remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         if isinstance(layer, nn.Linear):
             table[f"{dot}weight"] = f"{dot}weight.T"

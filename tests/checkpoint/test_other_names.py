@@ -109,6 +109,32 @@ def test_a_file_of_pytorch_is_turned_and_one_of_paddle_is_not(tmp_path: Path) ->
     np.testing.assert_array_equal(weights.read("0.weight"), square)
 
 
+class Shared(nn.Layer):
+    """One layer, with a Linear and statistics, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1D(4))
+        self.second = self.first
+
+
+def test_a_layer_under_two_names_has_the_form_of_pytorch_under_both(tmp_path: Path) -> None:
+    square = DRAW.normal(size=(4, 4)).astype("float32")
+    square[0, 1] = np.nan  # equal in both
+    vectors = {name: DRAW.normal(size=4).astype("float32") for name in ("0.bias", "1.weight", "1.bias")}
+    statistics = {"1.running_mean": np.ones(4, "float32"), "1.running_var": np.full(4, 2, "float32")}
+    half = {"0.weight": square, **vectors, **statistics}
+    theirs = {f"{layer}.{name}": array for layer in ("first", "second") for name, array in half.items()}
+    weights, _ = translated(
+        source(written(tmp_path / "w.safetensors", {"format": "pt"}, **theirs)), names_of(Shared()), {}
+    )
+    for ours, array in (("0.weight", square.T), ("1._mean", half["1.running_mean"])):
+        names = [f"first.{ours}", f"second.{ours}"]
+        for name in names:
+            np.testing.assert_array_equal(weights.read(name), array)
+        weights.refuse_untied(names, [0] * array.ndim, array.shape, copies=True)
+
+
 def test_statistics_of_pytorch_say_whose_names_they_are(tmp_path: Path) -> None:
     shapes: dict[str, Any] = {
         "0.weight": (4, 4), "0.bias": (4,), "1.weight": (4,), "1.bias": (4,), "2.weight": (3, 4), "2.bias": (3,),
