@@ -54,9 +54,9 @@ class Unsaved:
         for kind in ("parameter", "layer", "loss", "optimizer"):
             if names := self._new("setting", [name for name in changed if name.startswith(kind)]):
                 _print(
-                    f"{names[0]}{and_more(names)}: a callback or the script has set it, and it is not in the "
-                    "checkpoint, so a resumed run starts with its first value, unless a callback sets it in `start`, "
-                    "too, by moment.progress."
+                    f"{names[0]}{and_more(names)}: a forward, a callback or the script has set it, and it is not in "
+                    "the checkpoint, so a resumed run starts with its first value. Nothing is lost if each forward "
+                    "sets it before it is used, or a callback sets it in `start`, too, by moment.progress."
                 )
         if buffers:
             _print(

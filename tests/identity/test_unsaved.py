@@ -298,7 +298,10 @@ def test_a_parameter_that_a_callback_freezes_is_told_once(
     )
     said = capsys.readouterr().err
     assert (
-        said.count("parameter weight.optimize_attr and 1 more: a callback or the script has set it") == told
+        said.count(
+            "parameter weight.optimize_attr and 1 more: a forward, a callback or the script has set it"
+        )
+        == told
     )
     assert said.count("parameter ") == told
 
@@ -310,7 +313,7 @@ def test_a_resumed_run_whose_callback_freezes_at_the_start_tells_nothing(
     for steps, at_start, told in ((3, False, 1), (6, True, 0)):
         model = nn.Linear(4, 3)
         train(tmp_path, model, sgd(model), steps, callbacks=[*SAVES, Freezes(at_start)], resume=at_start)
-        assert capsys.readouterr().err.count("a callback or the script has set it") == told
+        assert capsys.readouterr().err.count("a forward, a callback or the script has set it") == told
 
 
 class Sets(Callback):
@@ -357,8 +360,29 @@ def test_a_mode_and_numbers_that_a_callback_sets_are_told_once(
     names = ["layer 0.training and 1 more", "loss.label_smoothing", "optimizer._weight_decay and 1 more"]
     if grouped:  # one clip for both groups
         names[2] = "optimizer.groups.0.weight_decay and 2 more"
-    lines = [f"{name}: a callback or the script has set it" for name in names if moment == "step"]
+    lines = [f"{name}: a forward, a callback or the script has set it" for name in names if moment == "step"]
     assert [line.partition(", and it is")[0] for line in said.splitlines() if "has set it" in line] == lines
+
+
+class Pinned(nn.Layer):
+    """Its forward sets the mode of its BatchNorm, in a resumed run as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1D(4), nn.Linear(4, 3)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.norm.eval()
+        return self.linear(self.norm(x))
+
+
+def test_a_mode_that_a_forward_sets_is_not_blamed_on_callbacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, model := Pinned(), sgd(model))
+    printed = capsys.readouterr().err
+    assert printed.count("layer norm.training: a forward, a callback or the script has set it") == 1
+    assert "Nothing is lost if each forward sets it before it is used" in printed
 
 
 def test_an_iterator_that_cannot_be_copied_is_no_state() -> None:
