@@ -19,6 +19,7 @@ from paddle_dp.identity import consistency
 from paddle_dp.identity.same_run import rates_of
 from paddle_dp.identity.unsaved import changes_printed
 from paddle_dp.learner import Learner
+from paddle_dp.learner.update import PlacedNorm
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
@@ -90,7 +91,9 @@ class Trainer(TrainingState):
         for line in filter(None, lines if self.mesh.is_main else ()):
             print(line, file=sys.stderr)
         requests = StopRequests(self.mesh, self.run.max_time, folder=self._folder)
-        unclipped = without_clips(self.learner.optimizer, self.learner.mode.norm.clips)
+        norm = self.learner.mode.norm
+        clips = norm.clips if isinstance(norm, PlacedNorm) else norm.clips or None
+        unclipped = without_clips(self.learner.optimizer, clips)
         with on_board(), closing(requests), unclipped:
             try:
                 self._train_to_the_end(requests)

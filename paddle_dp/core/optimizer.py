@@ -290,17 +290,27 @@ def return_clips(optimizer: Any) -> None:
 
 
 @contextmanager
-def without_clips(optimizer: Any, clips: Sequence[Clip]) -> Iterator[None]:
+def without_clips(optimizer: Any, clips: Sequence[Clip] | None) -> Iterator[None]:
     """Wraps a training. Within it the optimizer has no global-norm clip if the learner clips by `clips`; after it, it
-    has its clips again."""
-    if clips:
-        return_clips(optimizer)
-        take_clips(optimizer)
+    has its clips again. `clips`: None if the optimizer clips by itself.
+
+    Raises UsageError if the optimizer has other bounds than `clips`: they were set after the learner was made.
+    """
+    if clips is None:
+        yield
+        return
+    return_clips(optimizer)
     try:
+        now, before = ([f"{clip.bound:g}" for clip in c] for c in (take_clips(optimizer), clips))
+        if now != before:
+            raise UsageError(
+                f"Trainer.fit: the optimizer's clip was {' and '.join(before) or 'none'} at Trainer.of and is "
+                f"{' and '.join(now) or 'none'}: this strategy clips by the first. Make another Trainer.of of a new "
+                "model and a new optimizer with the new clip, and load=FOLDER of this run."
+            )
         yield
     finally:
-        if clips:
-            return_clips(optimizer)
+        return_clips(optimizer)
 
 
 def bound_of(learner: Any) -> float | None:

@@ -272,6 +272,38 @@ def test_a_loop_with_the_optimizer_of_a_training_clips_as_before(tmp_path: Path)
             np.testing.assert_allclose(hybrid, plain, rtol=1e-4, atol=1e-6)
 
 
+def fits_with_another_clip(folder: str, bounds: list[tuple[float | None, float | None]]) -> list[str]:
+    """What the second fit says, after the clip of the first was set to another bound."""
+    sentences = []
+    for number, (before, after) in enumerate(bounds):
+        paddle.seed(1)
+        old, new = (bound and nn.ClipGradByGlobalNorm(bound) for bound in (before, after))
+        model = Two()
+        optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters(), grad_clip=old)
+        words = described(Path(folder, str(number)), model=model, optimizer=optimizer)
+        trainer = Trainer.of(**words | {"strategy": {"use": "hybrid", "data": 2}, "callbacks": []})
+        trainer.fit("2 steps")
+        optimizer._grad_clip = new
+        try:
+            trainer.fit("4 steps")
+            sentences.append("")
+        except UsageError as error:
+            sentences.append(str(error))
+        assert optimizer._grad_clip is new
+        untried()
+    return sentences
+
+
+def test_another_clip_between_two_fits_is_refused_where_the_trainer_clips(tmp_path: Path) -> None:
+    """The second fit clipped by the first bound, silently."""
+    bounds = [(0.02, 0.5), (0.02, None), (None, 0.5), (0.02, 0.02)]
+    for sentences in run_ranks(fits_with_another_clip, 2, str(tmp_path), bounds):
+        assert "clip was 0.02 at Trainer.of and is 0.5: this strategy clips by the first" in sentences[0]
+        assert "was 0.02 at Trainer.of and is none" in sentences[1]
+        assert "was none at Trainer.of and is 0.5" in sentences[2]
+        assert sentences[3] == ""
+
+
 class Narrow(nn.Layer):
     """Of its layer `up` each of two ranks has one output."""
 
