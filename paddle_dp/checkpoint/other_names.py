@@ -194,12 +194,10 @@ class Translated:
             origins |= {Origin((piece,)): copy for piece in fitting[:1]}
         if len(origins) == 1:
             return
-        (first, called), *others = origins.items()
+        (first, called), *repeats = origins.items()
         array = first.read(self._source, offset, shape)
-        floating = (
-            array.dtype.kind == "f"
-        )  # its NaN is no difference; the check before the first update names it
-        for origin, other in others:
+        floating = array.dtype.kind == "f"  # NaN in both is no difference
+        for origin, other in repeats:
             if not np.array_equal(array, origin.read(self._source, offset, shape), equal_nan=floating):
                 raise UsageError(
                     f"load.path {self.folder}: {called} and {other} differ there, and are one weight, {names[0]}, in "
