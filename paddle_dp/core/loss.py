@@ -159,7 +159,7 @@ class WrappedLoss(Loss):
     def _call(self, function: Any, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            with self._put_back(outputs, targets):
+            with self._put_back(outputs, targets) if self._may_write else NOTHING:
                 is_read = self._may_write and "scores" in vars(self) and paddle.is_grad_enabled()
                 result = function(outputs, copied(targets) if is_read else targets)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -188,7 +188,7 @@ class WrappedLoss(Loss):
     def _put_back(self, outputs: Any, targets: Any) -> Iterator[None]:
         """Puts back what the callable writes into its targets (`labels[labels == 255] = 0`), which metrics and repeated
         calls read afterwards: all of these are without gradients. Raises LossError if it writes into the outputs."""
-        if not self._may_write or paddle.is_grad_enabled():
+        if paddle.is_grad_enabled():
             yield
             return
         values = [(x, x.clone()) for x in leaves(targets) if isinstance(x, paddle.Tensor)]
