@@ -272,12 +272,15 @@ def _joined() -> Mesh:
 def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
     """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has split, and for
     a finished optimizer that it has dealt to the ranks, or that was made before the adapter. An earlier training's
-    clips are the optimizer's again."""
+    clips are the optimizer's again, and its BatchNorms normalize over one rank's samples again."""
     import paddle
 
+    from paddle_dp.core.batch_norm import desynchronize
     from paddle_dp.core.optimizer import check_unsplit, renew
 
     check_unsplit(model)
+    if isinstance(model, paddle.nn.Layer):
+        desynchronize(model)
     renew(optimizer)
     if adapter and isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UsageError(

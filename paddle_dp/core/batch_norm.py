@@ -265,13 +265,24 @@ def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
 
     Skips frozen ones, and those with another forward, which `local_norms` still lists.
     """
-    norms = [n for n in model.sublayers(include_self=True) if isinstance(n, SyncBatchNorm) or _is_plain(n)]
-    for index, layer in enumerate(norms):
-        if not isinstance(layer, SyncBatchNorm):
-            vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
-            layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
+    desynchronize(model)
+    for index, layer in enumerate(filter(_is_plain, model.sublayers(include_self=True))):
+        vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
+        layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
         extend(layer, mesh, index)
     return model
+
+
+def desynchronize(model: nn.Layer) -> None:
+    """Gives every BatchNorm within `model` that `synchronize` has changed its own class back, in place."""
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, SyncBatchNorm):
+            layer.__class__ = type(layer).__bases__[1]
+            for name in _ADDED:
+                delattr(layer, name)
+
+
+_ADDED = ("mesh", "index", "present", "epsilon", "momentum", "channels_last", "act")
 
 
 def extend(layer: Any, mesh: ProcessGroup, index: int) -> None:

@@ -240,6 +240,49 @@ def test_a_model_whose_layers_another_training_has_split_is_refused(tmp_path: Pa
         assert "with its parameter 'blocks.0.up.weight'" in said["shared layers"]
 
 
+class Normalized(Chain):
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.GELU()), nn.Linear(8, 4))
+
+
+def fitted(folder: Path, model: nn.Layer, strategy: dict[str, Any]) -> list[float]:
+    """The losses of an epoch with BatchNorms."""
+    optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+    words = described(folder, model=model, optimizer=optimizer, strategy=strategy, micro_batches=1)
+    Trainer.of(**words).fit("1 epoch")
+    return losses(folder)
+
+
+def seconds_of_normalized(
+    folder: str, cases: dict[str, list[dict[str, Any]]]
+) -> dict[str, list[list[float]]]:
+    """By case, the losses of a model's second training, and those of a new model with the weights of the first one."""
+    rows = {}
+    for name, (first, second) in cases.items():
+        path = Path(folder, name)
+        model, new = Normalized(), Normalized()
+        fitted(path / "first", model, first)
+        new.set_state_dict({key: tensor.clone() for key, tensor in model.state_dict().items()})
+        rows[name] = [fitted(path / "second", model, second), fitted(path / "new", new, second)]
+        untried()
+    return rows
+
+
+def test_batch_norms_of_a_second_training_are_those_of_a_new_model(tmp_path: Path) -> None:
+    """They exchanged over the first one's ranks where the second strategy synchronizes none: a pipeline of two hung,
+    and sync_batch_norm: false and local_sgd computed other numbers, silently."""
+    first = {"use": "data_parallel"}
+    cases = {
+        "unsynchronized": [first, first | {"sync_batch_norm": False}],
+        "local_sgd": [first, {"use": "local_sgd"}],
+        "pipeline": [first, LAYOUTS["pipeline"]],
+    }
+    for rows in run_ranks(seconds_of_normalized, 2, str(tmp_path), cases):
+        assert [*rows] == [*cases]
+        for name, (second, new) in rows.items():
+            assert len(second) == 7 and second == new, name
+
+
 def loop_after_fits(folder: str, strategies: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:
     """By strategy, a weight after two fits of a trainer, and after another update by a loop with its optimizer; with a
     clip, or one for each parameter group."""

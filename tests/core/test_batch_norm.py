@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms, statistics, synchronize
+from paddle_dp.core.batch_norm import SyncBatchNorm, desynchronize, local_norms, statistics, synchronize
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh, join
@@ -71,6 +71,15 @@ def test_synchronize_keeps_names_and_weights():
     assert all(after[name] is before[name] for name in before)
     assert local_norms(model) == []
     assert synchronize(model, Mesh.alone())[1] is model[1]
+
+
+def test_desynchronize_gives_a_batch_norm_back_as_it_was():
+    for kind in (nn.BatchNorm, nn.BatchNorm1D, nn.SyncBatchNorm):
+        norm = kind(3)
+        attributes = {*vars(norm)}
+        desynchronize(synchronize(nn.Sequential(norm), Mesh.alone()))
+        assert type(norm) is kind and {*vars(norm)} == attributes
+        assert local_norms(nn.Sequential(norm)) == ["0"]
 
 
 def test_synchronize_replaces_the_ranks_of_an_earlier_training():
