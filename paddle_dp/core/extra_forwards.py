@@ -14,6 +14,8 @@ from paddle.framework.random import Generator  # ppdiffusers replaces paddle.Gen
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.tensors import dtype_of
 
+_PLAIN = (bool, int, float, str, type(None))
+
 
 def random_state() -> list[Any]:
     """Compares equal as long as nothing was drawn from Paddle's generators that this process uses, the CPU's and its
@@ -43,8 +45,8 @@ def how_different(expected: Any, actual: Any, tolerance: float) -> str:
 def extra_forwards(model: nn.Layer, *more: Any) -> Iterator[None]:
     """Wraps extra forwards, without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
-    `more`: further layers to restore, such as a loss; other objects are skipped. It copies no parameters and no
-    attributes, so it is cheap for large models.
+    `more`: further layers to restore, such as a loss; other objects are skipped. It copies no parameters, and of
+    attributes those alone that `buffers_before` names, so it is cheap for large models.
     """
     modes = [(layer, layer.training) for layer in _sublayers(model, *more)]
     state, undo = paddle.get_rng_state(), buffers_before(model, *more)
@@ -60,8 +62,11 @@ def extra_forwards(model: nn.Layer, *more: Any) -> Iterator[None]:
 
 def buffers_before(*roots: Any) -> Callable[[], None]:
     """A function that restores the current buffers and running statistics of `roots`, a model and a loss, if they are
-    layers; also buffers with a tensor that a forward replaces."""
-    tables = [(layer._buffers, dict(layer._buffers)) for layer in _sublayers(*roots) if layer._buffers]
+    layers; also buffers with a tensor that a forward replaces or registers. A layer with buffers gets back its plain
+    attributes, too (bool, int, float, str, None): `self.ready` says whether forward has filled the buffer beside it."""
+    layers = _sublayers(*roots)
+    tables = [(layer._buffers, dict(layer._buffers)) for layer in layers]
+    plain = [(layer, _plain_attributes(layer)) for layer in layers]
     tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
     tensors += [x for root in roots if isinstance(root, nn.Layer) for x in statistics(root).values()]
     distinct = {id(tensor): tensor for tensor in tensors if tensor._is_initialized()}.values()
@@ -69,6 +74,11 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
         values = [(tensor, tensor.clone()) for tensor in distinct]
 
     def restore() -> None:
+        for layer, attributes in plain:
+            if layer._buffers:  # some may be new
+                for name in _plain_attributes(layer).keys() - attributes.keys():
+                    del vars(layer)[name]
+                vars(layer).update(attributes)
         for table, before in tables:
             table.clear()
             table.update(before)
@@ -77,6 +87,15 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
                 tensor.set_value(value)
 
     return restore
+
+
+def _plain_attributes(layer: nn.Layer) -> dict[str, Any]:
+    """Without the mode, which has its own rules, and `_built`: a layer that has made its weights keeps them."""
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if isinstance(value, _PLAIN) and name not in ("training", "_built")
+    }
 
 
 def _sublayers(*roots: Any) -> list[nn.Layer]:

@@ -55,6 +55,51 @@ class Carried(nn.Layer):
         return y
 
 
+class Ready(nn.Layer):
+    """Fills a buffer from the samples of its first forward, as ActNorm does, and says so in a plain flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", paddle.zeros([8]))
+        self.ready = False
+
+    def forward(self, x):
+        if not self.ready:
+            self.scale.set_value((1 / (1 + x.abs().mean(0))).detach())
+            self.ready = True
+        return x * self.scale
+
+
+class Late(nn.Layer):
+    """Registers its hidden state, and counts its forwards, from the first one on."""
+
+    def forward(self, x):
+        if not hasattr(self, "state"):
+            self.calls = 0
+            self.register_buffer("state", paddle.zeros([8]))
+        self.calls += 1
+        y = x + self.state / self.calls
+        self.state = (0.5 * self.state + 0.1 * x.mean(0)).detach()
+        return y
+
+
+class Grown(nn.Layer):
+    """Registers a longer buffer, of the length in its plain attribute, when it meets more samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.grow(1)
+
+    def grow(self, length):
+        self.length = length
+        self.register_buffer("scale", paddle.ones([length, 1]), persistable=False)
+
+    def forward(self, x):
+        if len(x) > self.length:
+            self.grow(len(x))
+        return x * self.scale[: len(x)]
+
+
 def frozen(norm):
     norm.eval()
     return norm
@@ -151,6 +196,30 @@ def test_an_evaluations_first_batch_and_samples_on_the_screen_leave_buffers_as_t
     assert model.training
     for name, tensor in model.named_buffers():
         np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [Ready, Late])
+def test_an_evaluation_before_the_training_changes_nothing(kind):
+    """A buffer was put back to zeros, and the flag beside it still said that it was filled: a scale of 0, silently."""
+    losses = []
+    for evaluates in (False, True):
+        paddle.seed(5)
+        model = nn.Sequential(nn.Linear(FEATURES, 8), kind(), nn.Linear(8, CLASSES))
+        learner = full_model_learner(task_of(model, rate=0.2), Mesh.alone())
+        loader = Loader.plain(POINTS, 4, Mesh.alone(), shuffle=False)
+        if evaluates:
+            evaluate(learner, loader, Mesh.alone())
+            assert not vars(model[1]).get("ready") and "state" not in model[1]._buffers
+        losses.append([learner.train_batch(x, collect_metrics=True)["loss"] for x in loader.read(0)])
+    assert losses[0] == losses[1]
+
+
+def test_a_buffer_that_evaluations_grow_can_grow_in_each_of_them():
+    """The second one ended with "Broadcast dimension mismatch"."""
+    learner = full_model_learner(task_of(nn.Sequential(Grown(), nn.Linear(FEATURES, CLASSES))), Mesh.alone())
+    for size in (4, 4, 6):
+        evaluate(learner, Loader.plain(POINTS, size, Mesh.alone(), shuffle=False), Mesh.alone())
+    assert learner.model[0].length == len(learner.model[0].scale) == 1
 
 
 @pytest.mark.parametrize("kind", ["spectral", "weight_norm", "legacy", "global", "frozen"])
