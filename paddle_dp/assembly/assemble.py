@@ -232,11 +232,9 @@ class TrainerBuilder:
         for setting, sentence in written.items() if self.mesh.is_main else ():
             print(f"{setting}: {sentence}", file=sys.stderr, flush=True)
         if notes.derivative_error and self.test_loader is not None and self.mesh.is_main:
-            print(
-                f"the first evaluation will end with this: {notes.derivative_error}",
-                file=sys.stderr,
-                flush=True,
-            )
+            evaluates = any(entry.name == "evaluate" for entry in self.setup.requested.callbacks)
+            which = "the first evaluation will" if evaluates else "an evaluation would"
+            print(f"{which} end with this: {notes.derivative_error}", file=sys.stderr, flush=True)
         return replace(
             task,
             known_differences=(*task.known_differences, *notes.differences, *written.values()),

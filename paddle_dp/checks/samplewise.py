@@ -183,15 +183,9 @@ class _Trial:
             weights = dict(learner.placed.named_parameters())
             before = digests(weights.values())
             attributes = attributes_of(learner.placed, self.loss)
-            with (
-                learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
-                paddle.no_grad(),
-                derivatives_need_gradients(),
-            ):
-                try:
-                    learner.runner.repeat_forward(self.first, self._batch)
-                except DerivativeError as error:
-                    return {"changed": [], "drawn": [], "derivative_error": str(error)}
+            if self._derivative_error():
+                learner.model.eval()  # a gradient penalty may be of the training alone
+                return {"changed": [], "drawn": [], "derivative_error": self._derivative_error()}
             learner.runner.draws.after_update()
             after = zip(weights, digests(weights.values()), before, strict=True)
             written = [f"model.{name}" for name, now, then in after if now != then]
@@ -203,6 +197,20 @@ class _Trial:
             return [], []
         self.derivative_error = result.get("derivative_error", "")
         return result["changed"], result["drawn"]
+
+    def _derivative_error(self) -> str:
+        """The sentence on a derivative in a forward without gradients, in the model's mode; "" if there is none."""
+        learner = self.learner
+        with (
+            learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
+            paddle.no_grad(),
+            derivatives_need_gradients(),
+        ):
+            try:
+                learner.runner.repeat_forward(self.first, self._batch)
+            except DerivativeError as error:
+                return str(error)
+        return ""
 
     def loss_alone(self) -> list[str]:
         """A sentence if the loss compares samples. Raises LossError for one that no number of ranks can share."""

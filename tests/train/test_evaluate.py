@@ -329,7 +329,9 @@ class Net(nn.Layer):
         self.net, self.how, self.enables = nn.Linear(2, 1), how, enables
 
     def forward(self, x):
-        with paddle.set_grad_enabled(self.enables or paddle.is_grad_enabled()):
+        if self.enables == "training" and not self.training:
+            return self.net(x).expand([-1, 2])
+        with paddle.set_grad_enabled(self.enables is True or paddle.is_grad_enabled()):
             x.stop_gradient = False
             u = self.net(x)
             if self.how == "grad":
@@ -388,3 +390,8 @@ def test_a_derivative_without_gradients_is_refused_with_its_line_and_enabled_one
         trainer(False, ["evaluate"]).fit()
     assert "the first evaluation will end with this: " in capfd.readouterr().err
     trainer(False).fit()
+    assert "an evaluation would end with this: " in capfd.readouterr().err
+    of_training = trainer("training", ["evaluate"])  # as a gradient penalty is
+    of_training.fit()
+    assert of_training.evaluate().numbers["loss"] > 0
+    assert "evaluation w" not in capfd.readouterr().err
