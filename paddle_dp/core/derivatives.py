@@ -27,7 +27,7 @@ def derivatives_need_gradients() -> Iterator[None]:
     original = eager.run_partial_grad
 
     def run_partial_grad(outputs: Any, *more: Any) -> Any:
-        if not paddle.is_grad_enabled() and any(output.stop_gradient for output in outputs):
+        if not paddle.is_grad_enabled() and all(output.stop_gradient for output in outputs):
             raise DerivativeError(
                 f"{_user_line()} computes a derivative, and an evaluation computes no gradients: Paddle would have no "
                 "graph to differentiate, or give zeros. Put what is differentiated, and its derivatives, inside "

@@ -395,3 +395,19 @@ def test_a_derivative_without_gradients_is_refused_with_its_line_and_enabled_one
     of_training.fit()
     assert of_training.evaluate().numbers["loss"] > 0
     assert "evaluation w" not in capfd.readouterr().err
+
+
+def test_a_derivative_of_an_output_with_a_graph_beside_one_without_is_computed():
+    """`paddle.grad([u, constant], x, allow_unused=True)` was refused, as if u had no graph either."""
+    import paddle
+
+    from paddle_dp.core.derivatives import DerivativeError, derivatives_need_gradients
+
+    x = paddle.ones([4, 2])
+    x.stop_gradient = False
+    with paddle.no_grad(), derivatives_need_gradients():
+        with paddle.enable_grad():
+            u = x.square()
+        assert paddle.grad([u, paddle.ones([4, 1])], x, allow_unused=True)[0].sum() == 16
+        with pytest.raises(DerivativeError):
+            paddle.grad([x.square(), paddle.ones([4, 1])], x, allow_unused=True)
