@@ -64,10 +64,12 @@ class Buffers:
         if not self._diverging:
             return []
         buffers = {name: tensor for name, tensor in self._named() if name in self._diverging}
-        resized = _unequal(self._mesh.gather([[name, tensor.shape] for name, tensor in buffers.items()]))
+        rows = [[name, tensor.shape] for name, tensor in buffers.items()] if self._mesh.reads else []
+        rows_of_ranks = self._mesh.gather(rows)
+        resized, shapes = _unequal(rows_of_ranks), dict(row for rows in rows_of_ranks for row in rows)
         for name in self._diverging:
             if name in buffers and name not in resized:
-                self.give(buffers[name])
+                self.give(buffers[name], shapes.get(name))
         return [] if is_known else self._sentences(self._diverging, [])
 
     def differences(self) -> list[str]:
@@ -102,8 +104,14 @@ class Buffers:
         return [name for name in _unequal(rows_of_ranks) if name not in resized], resized
 
     @paddle.no_grad()
-    def give(self, tensor: paddle.Tensor) -> None:
-        """Broadcasts the first reader's values of a tensor. Collective."""
+    def give(self, tensor: paddle.Tensor, shape: list[int] | None = None) -> None:
+        """Broadcasts the first reader's values of a tensor, whose shape there is `shape`, or the same on every rank.
+        A server's tensor takes that shape; a reader's of another shape stays as it is. Collective."""
+        if shape is not None and tensor.shape != shape:
+            self.give(received := paddle.empty(shape, tensor.dtype))
+            if not self._mesh.reads:
+                paddle.assign(received, tensor)
+            return
         if not tensor.size:
             return
         bits = bits_of(tensor)

@@ -308,6 +308,54 @@ def test_a_buffer_with_another_shape_on_each_rank_is_not_exchanged_and_can_diffe
         )
 
 
+def resized_later() -> list:
+    """The shapes of a buffer that differed in values alone at first, and its values, after two more updates."""
+    mesh = join()
+    values = [paddle.full([2], 1.0 + mesh.rank)]
+    buffers = Buffers(lambda: [("last", values[0])], mesh)
+    buffers.sync()
+    shapes = [values[0].tolist()]
+    for length in (3 - mesh.rank, 4):
+        values[0] = paddle.full([length], 1.0 + mesh.rank)
+        buffers.sync()
+        shapes.append(values[0].tolist())
+    return shapes
+
+
+def test_a_diverging_buffer_is_not_exchanged_while_its_shapes_differ():
+    """As after an epoch's last batch, whose shares are uneven. The broadcast would end a rank by SIGABRT."""
+    first, second = run_ranks(resized_later, 2)
+    assert first == [[1, 1], [1, 1, 1], [1] * 4]
+    assert second == [[1, 1], [2, 2], [1] * 4]
+
+
+def served() -> list:
+    """Buffers of a server and two workers, which have replaced them by longer ones, after an update and a `sync`."""
+    mesh = join(seed=1, servers=1)
+    model = nn.Linear(FEATURES, CLASSES)
+    for name in ("rows", "seen", "cache"):
+        model.register_buffer(name, paddle.zeros([1]))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    task = Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer)
+    learner = read_part("strategies", {"use": "parameter_server"}).build(mesh).place(task)
+    if mesh.reads:
+        model.rows, model.seen = paddle.full([3], 7.0), paddle.full([2], float(mesh.rank))
+        model.cache = paddle.full([1 + mesh.rank], 1.0)
+    sentences = learner.buffers.sync()
+    seen = model.seen.tolist()
+    learner.statistics.sync()
+    return [sentences, seen, *(buffer.tolist() for buffer in model.buffers())]
+
+
+def test_a_server_takes_the_first_worker_s_buffers_in_their_shape():
+    """A rank ended: "cannot reshape array of size 16 into shape (24,)"; workers with one shape kept other values."""
+    server, *workers = run_ranks(served, 3)
+    for sentences, seen, rows, *_ in (server, *workers):
+        assert sentences[0].startswith("buffer seen is updated") and "more" not in sentences[0]
+        assert seen == [1, 1] and rows == [7, 7, 7]
+    assert [rank[-1] for rank in (server, *workers)] == [[1, 1], [1, 1], [1, 1, 1]]
+
+
 class CarriedAlone(nn.Layer):
     """Adds what it has seen of each of its samples, in a plain list, which evaluations do not write."""
 

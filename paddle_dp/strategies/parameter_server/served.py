@@ -267,8 +267,11 @@ class ServerStatistics(RunningStatistics):
 
     def sync(self) -> None:
         super().sync()
-        for _, tensor in self._placed.state_without_parameters():
-            self._buffers.give(tensor)
+        named = self._placed.state_without_parameters()
+        rows = [{name: tensor.shape for name, tensor in named}] if self._placed.mesh.reads else []
+        (shapes, *_) = (row for rows in self._placed.mesh.gather(rows) for row in rows)  # the first worker's
+        for name, tensor in named:  # a forward may have replaced a buffer by one of another shape
+            self._buffers.give(tensor, shapes.get(name))
 
 
 @paddle.no_grad()
