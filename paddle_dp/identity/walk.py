@@ -57,6 +57,12 @@ _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and para
 _EPOCH = 1.6e9  # seconds since 1970, in 2020: no setting is as large and has a fraction
 _ADDRESSES = range(0x5500_0000_0000, 2**48, 16)  # a Linux process has its objects there: their `id()`
 _ADDRESS = "an object of this process"
+# Of norms that replace their `_data_format` in a forward (3.3.1): the constructor's, with channels first and last.
+_DATA_FORMATS = {
+    nn.BatchNorm1D: ("NCL", "NLC"),
+    nn.BatchNorm3D: ("NCDHW", "NDHWC"),
+    nn.SyncBatchNorm: ("NCHW", "NHWC"),
+}
 
 
 def is_library(module: str | None) -> bool:
@@ -189,6 +195,9 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     slots = [name for base in bases for name in _listed(vars(base).get("__slots__", ()))]
     attributes = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
     attributes = {**defaults, **attributes, **getattr(thing, "__dict__", {})}
+    for kind, formats in _DATA_FORMATS.items():
+        if isinstance(thing, kind):
+            attributes["_data_format"] = formats[attributes["_data_format"] in ("NHWC", "NLC", "NDHWC")]
     if isinstance(thing, nn.Layer):
         return {n: v for n, v in attributes.items() if n not in _layer_attributes() and n[:2] != "__"}
     hidden = "_" if is_library(type(thing).__module__) else "__"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.consistency import digests
 from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.learner import Learner
@@ -56,8 +55,6 @@ class LayerStateChanges:
             if type(owner).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
                 continue  # exists on ranks only
             facts = Walker(state=True).settings_of(owner)
-            if is_batch_norm(owner):
-                facts.pop("_data_format", None)  # nn.BatchNorm1D sets it in each forward, to "NCHW" for "NCL"
             if isinstance(owner, paddle.nn.Layer):
                 facts |= hooks_of(owner) | {"training": owner.training}
             state |= {f"`{attribute}` of {name}": fact for attribute, fact in facts.items()}

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from paddle import nn
 
@@ -70,6 +71,19 @@ def test_what_only_sounds_like_a_place_is_a_setting() -> None:
         "gpu_id": 1,
     }  # fmt: skip
     assert settings_of(Own(**free)) == {"d": 8}
+
+
+def test_norms_have_the_same_settings_after_a_forward() -> None:
+    """Paddle's BatchNorm1D replaces its data format in each forward: a second training in a process was refused, as
+    one that resumed the first, or after servers, of which server 0 runs no forward."""
+    shapes = {nn.BatchNorm1D: ([2, 3, 4], "NCL", "NLC"), nn.BatchNorm3D: ([2, 3, 4, 5, 3], "NCDHW", "NDHWC")}
+    for kind, (shape, *formats) in shapes.items():
+        for data_format in formats:
+            norm = kind(shape[1 if data_format in ("NCL", "NCDHW") else -1], data_format=data_format)
+            before = Walker().settings_of(norm)
+            norm(paddle.ones(shape))
+            assert norm._data_format != data_format
+            assert Walker().settings_of(norm) == before and before["_data_format"] == data_format
 
 
 def test_a_layers_private_settings_count() -> None:
