@@ -104,7 +104,7 @@ def count_kinds(optimizer: Any) -> set[str]:
     for member in getattr(optimizer, "members", [optimizer]):
         trial = copy(member)
         trial._accumulators, trial._accumulators_holder = defaultdict(dict), {}
-        trial._already_create_accumulator = set()
+        trial._already_create_accumulator, trial._opti_name_list = set(), []
         try:
             _create_states(trial, [framework.EagerParamBase(shape=[2], dtype="float32", name="two_numbers")])
         except Exception:  # noqa: BLE001 - a user's optimizer may know its own parameters only

@@ -113,3 +113,9 @@ def test_a_count_is_no_slice_also_where_each_slice_of_this_rank_is_one_number(op
     slices = {"AdamW": {"moment1", "moment2"}, "ASGD": {"d", "y"}}[optimizer]
     assert {kind for kind, is_slice in zip(kinds, sliced, strict=True) if is_slice} == slices
     assert all(len(by_name) == 1 for by_name in made._accumulators.values()), "the trial left a state"
+
+
+def test_counting_kinds_leaves_the_optimizers_list_of_names_alone() -> None:
+    """It grew with each checkpoint: a copy of the optimizer shares it."""
+    adam = paddle.optimizer.Adam(parameters=paddle.nn.Linear(2, 2).parameters())
+    assert "beta1_pow_acc" in " ".join(count_kinds(adam)) and not adam._opti_name_list
