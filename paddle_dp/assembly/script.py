@@ -251,6 +251,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         metrics=scored,
         script_callbacks=[c for c in chosen if not isinstance(c, Part)],
     )
+    _desynchronize(model)
     which = _which(resume_options.resume, run_folder, mesh)
     inode = _claim_folder(run_folder, mesh, which)
     trainer = TrainerBuilder(setup, mesh).trainer(kind, which, resume_options.accepted)
@@ -272,15 +273,12 @@ def _joined() -> Mesh:
 def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
     """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has split, and for
     a finished optimizer that it has dealt to the ranks, or that was made before the adapter. An earlier training's
-    clips are the optimizer's again, and its BatchNorms normalize over one rank's samples again."""
+    clips are the optimizer's again."""
     import paddle
 
-    from paddle_dp.core.batch_norm import desynchronize
     from paddle_dp.core.optimizer import check_unsplit, renew
 
     check_unsplit(model)
-    if isinstance(model, paddle.nn.Layer):
-        desynchronize(model)
     renew(optimizer)
     if adapter and isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UsageError(
@@ -293,6 +291,14 @@ def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
             f"Trainer.of.model: it is wrapped in {type(model).__name__}. Give the model itself, and the "
             "optimizer its parameters: the trainer makes the exchange."
         )
+
+
+def _desynchronize(model: Any) -> None:
+    """Lets the BatchNorms of an earlier training normalize over one rank's samples again. Called when nothing of the
+    arguments is refused any more."""
+    from paddle_dp.core.batch_norm import desynchronize
+
+    desynchronize(model)
 
 
 def _which(resume: bool | str, folder: Path, mesh: Mesh) -> str | None:

@@ -319,6 +319,12 @@ SumOverReaders = Callable[[paddle.Tensor], paddle.Tensor]
 """The sum, over the readers, of a tensor that is equal on all ranks of a reader; in place or not. Collective."""
 
 
+def _normalizations(model: nn.Layer) -> list[tuple[int, int]]:
+    """Each synchronized BatchNorm and its ranks, by id."""
+    layers = model.sublayers(include_self=True)
+    return [(id(layer), id(layer.mesh)) for layer in layers if isinstance(layer, SyncBatchNorm)]
+
+
 class RunningStatistics:
     """The running statistics of a model on this rank. `sum_over_readers`: by default over all ranks of the mesh."""
 
@@ -326,6 +332,15 @@ class RunningStatistics:
         self._model, self._mesh = model, mesh
         self._sum_over_readers = sum_over_readers or self._sum_over_mesh
         self.synchronized = [layer for layer in model.sublayers() if isinstance(layer, SyncBatchNorm)]
+        self._norms = _normalizations(model)
+
+    def refuse_changed(self) -> None:
+        """Raises UsageError if the BatchNorms normalize over other ranks than when this training was made."""
+        if _normalizations(self._model) != self._norms:
+            raise UsageError(
+                f"{type(self._model).__name__}: another Trainer.of has this model now, and its BatchNorms normalize "
+                "over other ranks. Train with that one, or make this one again."
+            )
 
     def sync(self) -> None:
         """Averages the running statistics of local BatchNorms over all readers. Collective.

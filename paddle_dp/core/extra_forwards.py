@@ -14,7 +14,7 @@ from paddle.framework.random import Generator  # ppdiffusers replaces paddle.Gen
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.tensors import dtype_of
 
-_PLAIN = (bool, int, float, str, type(None))
+_LAYER_ATTRIBUTES = frozenset(vars(nn.Layer()))  # its tables, hooks and mode
 
 
 def random_state() -> list[Any]:
@@ -62,11 +62,12 @@ def extra_forwards(model: nn.Layer, *more: Any) -> Iterator[None]:
 
 def buffers_before(*roots: Any) -> Callable[[], None]:
     """A function that restores the current buffers and running statistics of `roots`, a model and a loss, if they are
-    layers; also buffers with a tensor that a forward replaces or registers. A layer with buffers gets back its plain
-    attributes, too (bool, int, float, str, None): `self.ready` says whether forward has filled the buffer beside it."""
+    layers; also buffers with a tensor that a forward replaces or registers. A layer with buffers gets back its other
+    attributes, too: `self.ready` says whether forward has filled the buffer beside it. One that makes its weights in a
+    forward keeps them, and its attributes."""
     layers = _sublayers(*roots)
     tables = [(layer._buffers, dict(layer._buffers)) for layer in layers]
-    plain = [(layer, _plain_attributes(layer)) for layer in layers]
+    layer_states = [(layer, _attributes(layer), _weights(layer)) for layer in layers]
     tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
     tensors += [x for root in roots if isinstance(root, nn.Layer) for x in statistics(root).values()]
     distinct = {id(tensor): tensor for tensor in tensors if tensor._is_initialized()}.values()
@@ -74,9 +75,9 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
         values = [(tensor, tensor.clone()) for tensor in distinct]
 
     def restore() -> None:
-        for layer, attributes in plain:
-            if layer._buffers:  # some may be new
-                for name in _plain_attributes(layer).keys() - attributes.keys():
+        for layer, attributes, weights in layer_states:
+            if layer._buffers and _weights(layer) == weights:  # some buffers may be new
+                for name in _attributes(layer).keys() - attributes.keys():
                     del vars(layer)[name]
                 vars(layer).update(attributes)
         for table, before in tables:
@@ -89,13 +90,14 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
     return restore
 
 
-def _plain_attributes(layer: nn.Layer) -> dict[str, Any]:
-    """Without the mode, which has its own rules, and `_built`: a layer that has made its weights keeps them."""
-    return {
-        name: value
-        for name, value in vars(layer).items()
-        if isinstance(value, _PLAIN) and name not in ("training", "_built")
-    }
+def _attributes(layer: nn.Layer) -> dict[str, Any]:
+    """Of a user's or a layer's own: not those of every nn.Layer. What a list or dict holds stays as it is."""
+    return {name: value for name, value in vars(layer).items() if name not in _LAYER_ATTRIBUTES}
+
+
+def _weights(layer: nn.Layer) -> list[str]:
+    """The names of a layer's own parameters and sublayers."""
+    return [*layer._parameters, *layer._sub_layers]
 
 
 def _sublayers(*roots: Any) -> list[nn.Layer]:

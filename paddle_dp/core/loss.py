@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -159,9 +160,9 @@ class WrappedLoss(Loss):
     def _call(self, function: Any, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            with self._put_back(outputs, targets) if self._may_write else NOTHING:
-                is_read = self._may_write and "scores" in vars(self) and paddle.is_grad_enabled()
-                result = function(outputs, copied(targets) if is_read else targets)
+            result = (
+                self._called(function, outputs, targets) if self._may_write else function(outputs, targets)
+            )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             if isinstance(targets, dict) and targets.keys() == {"first", "second", "share"}:
                 raise LossError(
@@ -184,23 +185,20 @@ class WrappedLoss(Loss):
             )
         return total, count
 
-    @contextmanager
-    def _put_back(self, outputs: Any, targets: Any) -> Iterator[None]:
-        """Puts back what the callable writes into its targets (`labels[labels == 255] = 0`), which metrics and repeated
-        calls read afterwards: all of these are without gradients. Raises LossError if it writes into the outputs."""
+    def _called(self, function: Any, outputs: Any, targets: Any) -> Any:
+        """The result of the callable, which may write into its targets (`labels[labels == 255] = 0`) or take entries
+        out of a dict: metrics, scores and repeated calls read these afterwards, so it gets copies. Raises LossError if
+        it writes into tensors of outputs without gradients; a copy of all would cost as much memory as they."""
         if paddle.is_grad_enabled():
-            yield
-            return
-        values = [(x, x.clone()) for x in leaves(targets) if isinstance(x, paddle.Tensor)]
+            return function(outputs, copied(targets) if "scores" in vars(self) else targets)
         versions = [(x, x.inplace_version) for x in leaves(outputs) if isinstance(x, paddle.Tensor)]
-        yield
-        for tensor, value in values:
-            tensor.set_value(value)
+        result = function(_with_new_containers(outputs), copied(targets))
         if any(tensor.inplace_version != version for tensor, version in versions):
             raise LossError(
                 f"the loss {self.name} writes into the model's outputs, which metrics read afterwards: let it write "
                 "into outputs.clone()."
             )
+        return result
 
     def _ignored(self) -> list[int]:
         """The targets that the callable may ignore: its `ignore_index`, or Paddle's and numbers of its settings."""
@@ -304,6 +302,16 @@ def _wrong_target(outputs: Any, targets: paddle.Tensor, ignored: Sequence[int]) 
         row,
         value,
     )
+
+
+def _with_new_containers(value: Any) -> Any:
+    """The same tensors in other dicts and lists, also of a user's class."""
+    if isinstance(value, (dict, list)):
+        other = copy.copy(value)
+        for key in value if isinstance(value, dict) else range(len(value)):
+            other[key] = _with_new_containers(value[key])
+        return other
+    return tuple(map(_with_new_containers, value)) if type(value) is tuple else value
 
 
 def copied(value: Any) -> Any:

@@ -12,7 +12,14 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.batch_norm import SyncBatchNorm, desynchronize, local_norms, statistics, synchronize
+from paddle_dp.core.batch_norm import (
+    RunningStatistics,
+    SyncBatchNorm,
+    desynchronize,
+    local_norms,
+    statistics,
+    synchronize,
+)
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh, join
@@ -80,6 +87,17 @@ def test_desynchronize_gives_a_batch_norm_back_as_it_was():
         desynchronize(synchronize(nn.Sequential(norm), Mesh.alone()))
         assert type(norm) is kind and {*vars(norm)} == attributes
         assert local_norms(nn.Sequential(norm)) == ["0"]
+
+
+def test_a_training_whose_batch_norms_another_has_taken_is_refused():
+    """It would go on with the other's ranks, or with none."""
+    model = synchronize(nn.Sequential(nn.BatchNorm1D(3)), Mesh.alone())
+    training = RunningStatistics(model, Mesh.alone())
+    training.refuse_changed()
+    for change in (desynchronize, lambda model: synchronize(model, Mesh.alone())):
+        change(model)
+        with pytest.raises(UsageError, match=r"another Trainer\.of has this model now"):
+            training.refuse_changed()
 
 
 def test_synchronize_replaces_the_ranks_of_an_earlier_training():

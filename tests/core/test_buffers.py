@@ -8,6 +8,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.callbacks import _gallery
 from paddle_dp.core.buffers import Buffers
+from paddle_dp.core.extra_forwards import extra_forwards
 from paddle_dp.data import Loader
 from paddle_dp.learner import Task
 from paddle_dp.learner.task import full_model_learner
@@ -81,6 +82,22 @@ class Late(nn.Layer):
         y = x + self.state / self.calls
         self.state = (0.5 * self.state + 0.1 * x.mean(0)).detach()
         return y
+
+
+class Keyed(nn.Layer):
+    """Keeps what it computes for a number of samples in a tuple, beside a buffer, under a plain key."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", paddle.full([8], 2.0))
+        self.length, self.cache, self.projection = 0, (), None
+
+    def forward(self, x):
+        if self.projection is None:
+            self.projection = nn.Linear(8, 8)
+        if len(x) != self.length:
+            self.length, self.cache = len(x), (self.scale * len(x),)
+        return x * self.cache[0]
 
 
 class Grown(nn.Layer):
@@ -220,6 +237,17 @@ def test_a_buffer_that_evaluations_grow_can_grow_in_each_of_them():
     for size in (4, 4, 6):
         evaluate(learner, Loader.plain(POINTS, size, Mesh.alone(), shuffle=False), Mesh.alone())
     assert learner.model[0].length == len(learner.model[0].scale) == 1
+
+
+def test_a_key_and_what_is_kept_under_it_are_put_back_together():
+    layer, few, many = Keyed(), paddle.ones([2, 8]), paddle.ones([3, 8])
+    with extra_forwards(layer):
+        layer(many)
+    made = layer.projection
+    assert made is not None and layer(few)[0, 0].item() == 4.0  # it keeps the weights that it made
+    with extra_forwards(layer):
+        layer(many)
+    assert layer.length == 2 and layer(few)[0, 0].item() == 4.0 and layer.projection is made
 
 
 @pytest.mark.parametrize("kind", ["spectral", "weight_norm", "legacy", "global", "frozen"])

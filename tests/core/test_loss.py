@@ -240,6 +240,24 @@ def test_what_a_loss_writes_into_its_targets_is_put_back_where_others_read_them(
         as_loss(into_outputs)(OrderedDict(logits=paddle.ones([3])), paddle.to_tensor([0]))
 
 
+class Outputs(OrderedDict):
+    """As PaddleNLP's ModelOutput."""
+
+
+def test_what_a_loss_takes_out_of_its_arguments_is_there_for_others_in_evaluations() -> None:
+    def loss(outputs: Any, targets: Any) -> Any:
+        targets["class"] = targets["class"].squeeze_(-1) * 0
+        assert type(outputs) is Outputs
+        return outputs["logits"].sum() + outputs.pop("auxiliary").sum() + outputs["layers"].pop().sum(), 1
+
+    outputs = Outputs(logits=paddle.ones([2]), auxiliary=paddle.ones([2]), layers=[paddle.ones([2])])
+    targets = {"class": paddle.to_tensor([[1], [2]])}
+    with paddle.no_grad():
+        assert [as_loss(loss)(outputs, targets)[0].item() for _ in range(2)] == [6.0, 6.0]
+    assert [*outputs] == ["logits", "auxiliary", "layers"] and len(outputs["layers"]) == 1
+    assert targets["class"].tolist() == [[1], [2]]
+
+
 def test_a_loss_gets_the_model_s_own_outputs_in_evaluations_too() -> None:
     """A copy has no attributes of a user's."""
 
