@@ -111,7 +111,7 @@ class Trainer(TrainingState):
         synchronous = self.learner.async_rank is None
         requests.stragglers = self.measurements.compare_ranks()
         with requests:
-            self.learner.statistics.refuse_changed()
+            self.learner.statistics.restore_norms()
             self._refusals.begin(self.progress.step)
             scores = [name for metric in self.run.metrics for name in metric.names]
             consistency.compare_starts(

@@ -267,10 +267,14 @@ def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
     """
     desynchronize(model)
     for index, layer in enumerate(filter(_is_plain, model.sublayers(include_self=True))):
-        vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
-        layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
-        extend(layer, mesh, index)
+        _synchronize(layer, mesh, index)
     return model
+
+
+def _synchronize(layer: nn.Layer, mesh: ProcessGroup, index: int) -> None:
+    vars(layer).pop("forward", None)  # the CPU's of Paddle's SyncBatchNorm
+    layer.__class__ = type("SyncBatchNorm", (SyncBatchNorm, type(layer)), {})
+    extend(layer, mesh, index)
 
 
 def desynchronize(model: nn.Layer) -> None:
@@ -319,12 +323,6 @@ SumOverReaders = Callable[[paddle.Tensor], paddle.Tensor]
 """The sum, over the readers, of a tensor that is equal on all ranks of a reader; in place or not. Collective."""
 
 
-def _normalizations(model: nn.Layer) -> list[tuple[int, int]]:
-    """Each synchronized BatchNorm and its ranks, by id."""
-    layers = model.sublayers(include_self=True)
-    return [(id(layer), id(layer.mesh)) for layer in layers if isinstance(layer, SyncBatchNorm)]
-
-
 class RunningStatistics:
     """The running statistics of a model on this rank. `sum_over_readers`: by default over all ranks of the mesh."""
 
@@ -332,15 +330,14 @@ class RunningStatistics:
         self._model, self._mesh = model, mesh
         self._sum_over_readers = sum_over_readers or self._sum_over_mesh
         self.synchronized = [layer for layer in model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        self._norms = _normalizations(model)
+        self._synchronized_with = [(layer, layer.mesh, layer.index) for layer in self.synchronized]
 
-    def refuse_changed(self) -> None:
-        """Raises UsageError if the BatchNorms normalize over other ranks than when this training was made."""
-        if _normalizations(self._model) != self._norms:
-            raise UsageError(
-                f"{type(self._model).__name__}: another Trainer.of has this model now, and its BatchNorms normalize "
-                "over other ranks. Train with that one, or make this one again."
-            )
+    def restore_norms(self) -> None:
+        """Lets the BatchNorms normalize over this training's ranks: another Trainer.of of the model may have changed
+        them since it was made."""
+        desynchronize(self._model)
+        for layer, mesh, index in self._synchronized_with:
+            _synchronize(layer, mesh, index)
 
     def sync(self) -> None:
         """Averages the running statistics of local BatchNorms over all readers. Collective.

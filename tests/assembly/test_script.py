@@ -299,6 +299,40 @@ def test_batch_norms_of_a_second_training_are_those_of_a_new_model(tmp_path: Pat
             assert len(second) == 7 and second == new, name
 
 
+def first_of_two(folder: str, strategies: list[dict[str, Any]]) -> list[list[list[float]]]:
+    """For each strategy of another trainer of the same model, made before the first one's fit, the losses of that fit:
+    without the other trainer, and with it."""
+    rows = []
+    for number, strategy in enumerate(strategies):
+        of_both = []
+        for is_made in (False, True):
+            path = Path(folder, f"{number}{is_made}")
+            paddle.seed(1)
+            model = Normalized()
+            optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+            words = described(path / "first", model=model, optimizer=optimizer, micro_batches=1)
+            first = Trainer.of(**words | {"strategy": {"use": "data_parallel"}})
+            if is_made:
+                Trainer.of(**words | {"strategy": strategy, "folder": path / "second"})
+            first.fit("1 epoch")
+            of_both.append(losses(path / "first"))
+            untried()
+        rows.append(of_both)
+    return rows
+
+
+def test_a_trainer_has_its_batch_norms_though_another_of_its_model_was_made_since(tmp_path: Path) -> None:
+    """It learned with local ones, silently."""
+    others = [
+        {"use": "data_parallel", "sync_batch_norm": False},
+        {"use": "local_sgd"},
+        {"use": "hybrid", "data": 2},
+    ]
+    for rows in run_ranks(first_of_two, 2, str(tmp_path), others):
+        for alone, beside in rows:
+            assert len(alone) == 7 and alone == beside
+
+
 def loop_after_fits(folder: str, strategies: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:
     """By strategy, a weight after two fits of a trainer, and after another update by a loop with its optimizer; with a
     clip, or one for each parameter group."""

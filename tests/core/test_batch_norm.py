@@ -89,15 +89,19 @@ def test_desynchronize_gives_a_batch_norm_back_as_it_was():
         assert local_norms(nn.Sequential(norm)) == ["0"]
 
 
-def test_a_training_whose_batch_norms_another_has_taken_is_refused():
+def test_a_training_has_its_batch_norms_after_another_changed_them():
     """It would go on with the other's ranks, or with none."""
-    model = synchronize(nn.Sequential(nn.BatchNorm1D(3)), Mesh.alone())
-    training = RunningStatistics(model, Mesh.alone())
-    training.refuse_changed()
-    for change in (desynchronize, lambda model: synchronize(model, Mesh.alone())):
+    mesh, other = Mesh.alone(), Mesh.alone()
+    model = synchronize(nn.Sequential(nn.BatchNorm1D(3)), mesh)
+    training = RunningStatistics(model, mesh)
+    for change in (desynchronize, lambda model: synchronize(model, other)):
         change(model)
-        with pytest.raises(UsageError, match=r"another Trainer\.of has this model now"):
-            training.refuse_changed()
+        training.restore_norms()
+        assert isinstance(model[0], SyncBatchNorm) and model[0].mesh is mesh
+    alone = RunningStatistics(desynchronize(model) or model, mesh)
+    synchronize(model, other)
+    alone.restore_norms()
+    assert type(model[0]) is nn.BatchNorm1D
 
 
 def test_synchronize_replaces_the_ranks_of_an_earlier_training():
