@@ -28,7 +28,7 @@ LAYERS: dict[str, float] = {
     "recipe": 1.5, "plan": 1.5, "gloo": 1.5,  # a recipe is made of parts, a plan of degrees
     "mesh": 2, "coming_from": 2, "report": 2,
     # Describing objects is below what is learned, comparing trainings above it.
-    "identity.walk": 2,
+    "identity.walk": 2, "identity.parameters_within": 2, "identity.user_frames": 2,
     "data": 3, "checkpoint": 3, "core": 3,
     # From tensors to an update: the axes split a model, and the checks try the result.
     "exchange": 3.5, "model": 3.5, "learner": 4, "axes": 4.5, "checks": 5, "identity": 5.5,
@@ -56,9 +56,9 @@ SHELVES = (
 # it rises by the lines of a new part or guard, and the commit says why.
 LINES_TODAY: dict[str, int] = {
     "ground": 1359, "recipe": 4238, "coming_from": 2965, "mesh": 947, "host_comm": 1675, "data": 3137,
-    "core": 5342, "learner": 1800, "axes": 4022, "strategies/async_average": 314, "strategies/replicas": 456,
-    "strategies/_rounds": 1216, "strategies/parameter_server": 1443, "strategies/branches": 1054,
-    "checks": 1043, "identity": 2013, "checkpoint": 2239, "why": 1159,
+    "core": 5348, "learner": 1805, "axes": 4022, "strategies/async_average": 314, "strategies/replicas": 456,
+    "strategies/_rounds": 1216, "strategies/parameter_server": 1444, "strategies/branches": 1055,
+    "checks": 1043, "identity": 2054, "checkpoint": 2239, "why": 1159,
     "certificate": 1009, "assembly": 2233, "train": 2058, "plan": 3129, "cli": 1536, "dashboard": 1248,
     "callbacks": 1565, "model": 1248, "verbs": 2624, "plug-ins": 6578, "launch": 6119, "doctor": 1719, "proof": 4292,
     "audit": 2521, "ray": 478, "weights": 1552,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import linecache
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -215,18 +215,10 @@ def _parameters(error: Exception) -> list[str]:
 def user_frame(error: BaseException) -> str:
     """ "loss.py, line 12, in forward: return x / y": the innermost frame of a user's code, outside this package and
     libraries; "" if there is none."""
-    from paddle_dp.identity.walk import is_library
+    from paddle_dp.identity.user_frames import location, user_frames
 
-    location, trace = "", error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if not is_library(str(frame.f_globals.get("__name__", ""))):
-            code = frame.f_code
-            location = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
-            if line := linecache.getline(code.co_filename, trace.tb_lineno).strip():
-                location = f"{location}: {line}"
-        trace = trace.tb_next
-    return location
+    frames = [*user_frames(traceback.walk_tb(error.__traceback__))]
+    return ": ".join(filter(None, location(*frames[-1]))) if frames else ""
 
 
 @contextmanager

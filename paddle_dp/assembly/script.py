@@ -276,7 +276,8 @@ def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
     clips are the optimizer's again."""
     import paddle
 
-    from paddle_dp.core.optimizer import check_unsplit, renew
+    from paddle_dp.core.optimizer import renew
+    from paddle_dp.core.split_models import check_unsplit
 
     check_unsplit(model)
     renew(optimizer)

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
 from paddle_dp.exchange.roundings import is_narrower, reduce_dtype_of, roundings
-from paddle_dp.identity.walk import is_library
+from paddle_dp.identity.user_frames import is_users, user_frames
 from paddle_dp.learner.update import UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import GRADIENT_AXES, REPLICA_AXES, SAMPLE_AXES
@@ -340,17 +339,13 @@ class OwnerWeights(WeightSync):
             layer, owner = frame.f_locals.get("self"), caller.f_locals.get("self")
             if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Layer) or owner is layer:
                 continue
-            if _is_users(caller):
+            if is_users(caller):
                 call, at = _name_in(owner, layer), f"{caller.f_code.co_filename}, line {line}"
                 return UsageError(_BYPASSED.format(at, type(layer).__name__, call, call))
             break
-        users = [(frame, line) for frame, line in frames if _is_users(frame)]
+        users = [*user_frames(frames)]
         at = f"{users[-1][0].f_code.co_filename}, line {users[-1][1]}" if users else "the model"
         return UsageError(_ELSEWHERE.format(at))
-
-
-def _is_users(frame: FrameType) -> bool:
-    return not is_library(frame.f_globals.get("__name__"))
 
 
 def _name_in(owner: Any, layer: nn.Layer) -> str:

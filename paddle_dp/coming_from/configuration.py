@@ -171,9 +171,8 @@ class Configuration:
 
 def _pickle_refusal(file: Path, is_torch: bool) -> str:
     """The refusal of a pickle, with the shell's line that writes its arguments as JSON."""
-    path = json.dumps(
-        str(file), ensure_ascii=False
-    )  # in double quotes, which the shell's single ones enclose
+    # In double quotes, which the shell's single ones enclose.
+    path = json.dumps(str(file), ensure_ascii=False)
     load = f"torch.load({path}, weights_only=False)" if is_torch else f"paddle.load({path})"
     code = f"import {'torch' if is_torch else 'paddle'}; print({load}.to_json_string())"
     kind = "a file of torch.save: a pickle" if is_torch else "a pickle, as paddle.save writes"

@@ -3,8 +3,8 @@ error about one (`paddle.grad`) or zeros (`paddle.autograd.jacobian`, `hessian`)
 
 from __future__ import annotations
 
-import linecache
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.walk import is_library
+from paddle_dp.identity.user_frames import location, user_frames
 
 
 class DerivativeError(UsageError):
@@ -43,10 +43,7 @@ def derivatives_need_gradients() -> Iterator[None]:
 
 
 def _user_line() -> str:
-    """ "pinn.py, line 12, in forward: ux = paddle.grad(u, x)": the innermost running line of a user's code."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and is_library(str(frame.f_globals.get("__name__"))):
-        frame = frame.f_back
-    code = frame.f_code
-    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return f"{code.co_filename}, line {frame.f_lineno}, in {code.co_name}: `{line}`"
+    """ "pinn.py, line 12, in forward: `ux = paddle.grad(u, x)`": the innermost running line of a user's code."""
+    stack = [*traceback.walk_stack(sys._getframe(2))]
+    place, text = location(*next(user_frames(stack), stack[-1]))
+    return f"{place}: `{text}`"

@@ -12,9 +12,8 @@ from paddle import nn
 from paddle.framework.random import Generator  # ppdiffusers replaces paddle.Generator
 
 from paddle_dp.core.batch_norm import statistics
+from paddle_dp.identity.walk import layer_attributes
 from paddle_dp.tensors import dtype_of
-
-_LAYER_ATTRIBUTES = frozenset(vars(nn.Layer()))  # its tables, hooks and mode
 
 
 def random_state() -> list[Any]:
@@ -92,7 +91,7 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
 
 def _attributes(layer: nn.Layer) -> dict[str, Any]:
     """Of a user's or a layer's own: not those of every nn.Layer. What a list or dict holds stays as it is."""
-    return {name: value for name, value in vars(layer).items() if name not in _LAYER_ATTRIBUTES}
+    return {name: value for name, value in vars(layer).items() if name not in layer_attributes()}
 
 
 def _weights(layer: nn.Layer) -> list[str]:

@@ -161,7 +161,9 @@ class WrappedLoss(Loss):
         samples = int(leaves(targets)[0].shape[0])
         try:
             result = (
-                self._called(function, outputs, targets) if self._may_write else function(outputs, targets)
+                self._protected_call(function, outputs, targets)
+                if self._may_write
+                else function(outputs, targets)
             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             if isinstance(targets, dict) and targets.keys() == {"first", "second", "share"}:
@@ -185,14 +187,14 @@ class WrappedLoss(Loss):
             )
         return total, count
 
-    def _called(self, function: Any, outputs: Any, targets: Any) -> Any:
+    def _protected_call(self, function: Any, outputs: Any, targets: Any) -> Any:
         """The result of the callable, which may write into its targets (`labels[labels == 255] = 0`) or take entries
         out of a dict: metrics, scores and repeated calls read these afterwards, so it gets copies. Raises LossError if
         it writes into tensors of outputs without gradients; a copy of all would cost as much memory as they."""
         if paddle.is_grad_enabled():
             return function(outputs, copied(targets) if "scores" in vars(self) else targets)
         versions = [(x, x.inplace_version) for x in leaves(outputs) if isinstance(x, paddle.Tensor)]
-        result = function(_with_new_containers(outputs), copied(targets))
+        result = function(_new_containers(outputs), copied(targets))
         if any(tensor.inplace_version != version for tensor, version in versions):
             raise LossError(
                 f"the loss {self.name} writes into the model's outputs, which metrics read afterwards: let it write "
@@ -304,14 +306,14 @@ def _wrong_target(outputs: Any, targets: paddle.Tensor, ignored: Sequence[int]) 
     )
 
 
-def _with_new_containers(value: Any) -> Any:
+def _new_containers(value: Any) -> Any:
     """The same tensors in other dicts and lists, also of a user's class."""
     if isinstance(value, (dict, list)):
         other = copy.copy(value)
         for key in value if isinstance(value, dict) else range(len(value)):
-            other[key] = _with_new_containers(value[key])
+            other[key] = _new_containers(value[key])
         return other
-    return tuple(map(_with_new_containers, value)) if type(value) is tuple else value
+    return tuple(map(_new_containers, value)) if type(value) is tuple else value
 
 
 def copied(value: Any) -> Any:

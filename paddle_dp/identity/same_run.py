@@ -115,8 +115,8 @@ def compare(  # noqa: PLR0913 - both sides, and what they are compared by
     """The differences from the checkpoint to resume, in words; and `now` with all changes accepted so far. Collective.
 
     `updates`: the number of updates of a length. `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that
-    may change. Raises UsageError, the same on
-    every rank, for any other change that makes it another run; CheckpointError without an identity to compare.
+    may change. Raises UsageError, the same on every rank, for any other change that makes it another run;
+    CheckpointError without an identity to compare.
     """
     saved, step = checkpoint.state, int(checkpoint.state["progress"]["step"])
     if not (past := saved.get("identity")):

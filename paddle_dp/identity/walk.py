@@ -37,9 +37,9 @@ from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.tensors import dtype_of, nbytes
 
-_DEPTH = 3  # levels of objects within objects that are walked
+DEPTH = 3  # levels of objects within objects that are walked
 _SHORT = 16  # entries of a list that is short
-_MAX_ENTRIES = 100  # of a list or a dict that is walked entry by entry; a longer one is one checksum
+MAX_ENTRIES = 100  # of a list or a dict that is walked entry by entry; a longer one is one checksum
 _MAX_LIST_CHARS = 1000  # characters of a list that are kept as they are
 _MAX_ARRAY_BYTES = 2**28  # bytes of an array that is read for its checksum
 _NO_VALUE = object()
@@ -97,11 +97,11 @@ class Walker:
     saved: Collection[int] | None = None
     only_plain: bool = False
 
-    def settings_of(self, thing: Any, depth: int = _DEPTH) -> dict[str, Any]:
+    def settings_of(self, thing: Any, depth: int = DEPTH) -> dict[str, Any]:
         """The settings of an object by path."""
         return self.walk(attributes_of(thing), depth)
 
-    def walk(self, values: Mapping[str, Any], depth: int = _DEPTH) -> dict[str, Any]:
+    def walk(self, values: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         """The JSON values of `values`, and of their contents, by path."""
         facts: dict[str, Any] = {}
         for name, value in values.items():
@@ -113,7 +113,7 @@ class Walker:
                 facts[name] = plain
             elif depth:
                 inner = self._within(value, depth - 1)
-                if len(inner) > _MAX_ENTRIES and isinstance(value, (list, tuple, deque, Mapping)):
+                if len(inner) > MAX_ENTRIES and isinstance(value, (list, tuple, deque, Mapping)):
                     inner = {"": _in_short(inner)}
                 facts |= prefixed(name, inner)
         return facts
@@ -199,7 +199,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
         if isinstance(thing, kind):
             attributes["_data_format"] = formats[attributes["_data_format"] in ("NHWC", "NLC", "NDHWC")]
     if isinstance(thing, nn.Layer):
-        return {n: v for n, v in attributes.items() if n not in _layer_attributes() and n[:2] != "__"}
+        return {n: v for n, v in attributes.items() if n not in layer_attributes() and n[:2] != "__"}
     hidden = "_" if is_library(type(thing).__module__) else "__"
     return {n: value for n, value in attributes.items() if isinstance(n, str) and not n.startswith(hidden)}
 
@@ -209,7 +209,7 @@ def objects_within(thing: Any) -> list[Any]:
     lists, to a depth. No functions and modules."""
     objects: dict[int, Any] = {}
     values = [thing]
-    for _ in range(_DEPTH + 1):
+    for _ in range(DEPTH + 1):
         level = {id(value): value for value in values if id(value) not in objects and _has_attributes(value)}
         objects |= level
         attributes = [value for each in level.values() for value in readable_attributes(each).values()]
@@ -226,24 +226,6 @@ def readable_attributes(thing: Any) -> dict[str, Any]:
         return {}
 
 
-def parameters_within(things: Iterable[Any]) -> list[paddle.Tensor]:
-    """The parameters that objects, layers and functions hold, themselves or in layers: in attributes, lists, closures,
-    partials, and globals that a function names, to a depth. Whether a forward uses them is not known.
-
-    A value that raises where it is looked at, such as a closed file or a dead proxy, counts as empty."""
-    reached: dict[int, Any] = {}
-    level = [*things]
-    for _ in range(_DEPTH + 1):
-        new = {id(value): value for value in level if id(value) not in reached}
-        reached |= new
-        level = [inner for value in new.values() for inner in _values_within(value)]
-    parameters = [
-        p for v in reached.values() if issubclass(type(v), nn.Layer) for p in registered_parameters(v)
-    ]
-    parameters += [value for value in reached.values() if issubclass(type(value), Parameter)]
-    return [*{id(parameter): parameter for parameter in parameters}.values()]
-
-
 def registered_parameters(layer: nn.Layer) -> list[paddle.Tensor]:
     """The parameters of a layer and its sublayers, also where a class has another `parameters`, as a method that
     returns a head's alone, or as an attribute."""
@@ -255,32 +237,6 @@ def registered_parameters(layer: nn.Layer) -> list[paddle.Tensor]:
         waiting += new
     parameters = [p for each in layers.values() for p in each._parameters.values() if p is not None]
     return [*{id(parameter): parameter for parameter in parameters}.values()]
-
-
-def _values_within(value: Any) -> list[Any]:
-    try:
-        return _entries_of(value)
-    except Exception:  # noqa: BLE001 - a user's class may raise anything
-        return []
-
-
-def _entries_of(value: Any) -> list[Any]:
-    kind = type(value)  # `isinstance` also reads value.__class__, which a proxy computes
-    if issubclass(kind, (list, tuple, dict)):
-        if len(value) > _MAX_ENTRIES:
-            return []
-        return [*(value.values() if issubclass(kind, dict) else value)]
-    if issubclass(kind, (type, ModuleType, paddle.Tensor)):
-        return []
-    values = [*readable_attributes(value).values()]
-    if issubclass(kind, nn.Layer):
-        return [*values, *(child for _, child in nn.Layer.named_children(value))]
-    if kind is MethodType:
-        return [*values, value.__self__]
-    if kind is FunctionType and not is_library(value.__module__):
-        named = [value.__globals__.get(name) for name in value.__code__.co_names]
-        return [*values, *(each for each in named if each is not None)]
-    return [*values, value.func] if issubclass(kind, partial) else values
 
 
 def short_list(value: Any) -> list[Any]:
@@ -308,7 +264,8 @@ def _listed(names: Any) -> list[str]:
 
 
 @cache
-def _layer_attributes() -> frozenset[str]:
+def layer_attributes() -> frozenset[str]:
+    """The names of the attributes of every nn.Layer: its tables, hooks and mode."""
     return frozenset(vars(nn.Layer()))
 
 

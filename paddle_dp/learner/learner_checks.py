@@ -17,7 +17,8 @@ from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.turns import TurnsLoss
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.walk import Attributes, OptimizerMemory, parameters_within
+from paddle_dp.identity.parameters_within import parameters_within
+from paddle_dp.identity.walk import Attributes, OptimizerMemory
 from paddle_dp.learner.update import UpdateMode
 from paddle_dp.mesh import Mesh
 from paddle_dp.text import and_more, few, plural
@@ -144,17 +145,21 @@ class BatchNormCheck(LearnerCheck):
         self._mesh, self._local_norms, self._remedy = mesh, local_norms, remedy
 
     def differences(self) -> Iterable[str]:
-        names = gathered_names(self._local_norms.names(), self._mesh)
-        if names and self._mesh.dp_size > 1:
-            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
-            yield f"{layers} over one rank's samples ({few(names, 1)}): {self._remedy}"
-        names = gathered_names(self._local_norms.in_evaluation, self._mesh)
-        if names and self._mesh.dp_size > 1:
-            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+        if layers := self._described(self._local_norms.names()):
+            yield f"{layers[0]} over one rank's samples ({layers[1]}): {self._remedy}"
+        if layers := self._described(self._local_norms.in_evaluation):
             yield (
-                f"{layers} by the samples of a batch in evaluation, too ({few(names, 1)}: trainable_statistics=True), "
+                f"{layers[0]} by the samples of a batch in evaluation, too ({layers[1]}: trainable_statistics=True), "
                 "of which each rank has a share: held-out numbers depend on the number of ranks, unless it is False"
             )
+
+    def _described(self, names: list[str]) -> tuple[str, str] | None:
+        """("2 BatchNorm layers normalize", "bn1 and 1 more") of all ranks' names; None for none. Collective."""
+        all_names = gathered_names(names, self._mesh)
+        if not all_names or self._mesh.dp_size == 1:
+            return None
+        layers = plural(len(all_names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+        return layers, few(all_names, 1)
 
 
 class KnownDifferences(LearnerCheck):

@@ -233,8 +233,9 @@ class Hybrid:
         from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
         from paddle_dp.core.data_group import NestedGroup
-        from paddle_dp.core.optimizer import DISTRIBUTED, mark_split, take_clips
+        from paddle_dp.core.optimizer import DISTRIBUTED, take_clips
         from paddle_dp.core.placement import Placements
+        from paddle_dp.core.split_models import mark_split
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.task import make_optimizer
         from paddle_dp.learner.update import PlacedNorm, WeightSync

@@ -21,7 +21,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.identity.walk import Walker, objects_within, parameters_within
+from paddle_dp.identity.parameters_within import parameters_within
+from paddle_dp.identity.walk import Walker, objects_within
 
 settings_of = Walker().settings_of
 

@@ -173,8 +173,9 @@ class Branches:
         from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
         from paddle_dp.core.data_group import PaddleGroup
-        from paddle_dp.core.optimizer import mark_split, take_clips
+        from paddle_dp.core.optimizer import take_clips
         from paddle_dp.core.placement import Placements
+        from paddle_dp.core.split_models import mark_split
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.update import PlacedNorm
         from paddle_dp.strategies.branches.branch_exchange import BranchExchange

@@ -324,7 +324,8 @@ class ParameterServer:
         """Prepares the task, of which each rank has the whole model still, and checks that its optimizer's list of
         trained parameters can be dealt."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
-        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out, mark_split
+        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out
+        from paddle_dp.core.split_models import mark_split
         from paddle_dp.learner import prepare
         from paddle_dp.learner.task import make_optimizer
         from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
