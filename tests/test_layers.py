@@ -55,7 +55,7 @@ SHELVES = (
 # The lines that a room may have as long as its budget in tools/house.py is not kept. A number falls with simpler code;
 # it rises by the lines of a new part or guard, and the commit says why.
 LINES_TODAY: dict[str, int] = {
-    "ground": 1359, "recipe": 4238, "coming_from": 2965, "mesh": 947, "host_comm": 1675, "data": 3137,
+    "ground": 1359, "recipe": 4238, "coming_from": 2965, "mesh": 947, "host_comm": 1675, "data": 3139,
     "core": 5348, "learner": 1805, "axes": 4022, "strategies/async_average": 314, "strategies/replicas": 456,
     "strategies/_rounds": 1216, "strategies/parameter_server": 1444, "strategies/branches": 1055,
     "checks": 1043, "identity": 2054, "checkpoint": 2239, "why": 1159,

@@ -33,7 +33,7 @@ class Config:
         if self.load is None and not self.match:
             raise ValueError("match: is empty: name the Linear layers, such as ['*.q', '*.v']")
         if self.load is not None and self.match:
-            raise ValueError("match: the layers are those of load: leave it out")
+            raise ValueError("match: load names the layers: leave it out")
         # A run's own recipe has both, and is read where the folder is gone.
         sizes = None if self.rank and self.alpha else self._sizes()
         for name, size in zip(("rank", "alpha"), sizes or (), strict=False):

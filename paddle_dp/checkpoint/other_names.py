@@ -153,7 +153,7 @@ class Origin:
 class Translated:
     """`source` under a model's names. Tensors that no complete origin uses keep their names.
 
-    `passed_over`: names of the source that the model does not use; `copies`: those of them that repeat a tied weight.
+    `passed_over`: names of the source that the model does not use; `copies`: the ones that repeat a tied weight.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ def plan(
 
 
 def _price(text: str) -> float:
-    """Raises UsageError for what is no price."""
+    """Raises UsageError for a text that is no price."""
     try:
         price = float(text)
     except ValueError:

@@ -39,7 +39,7 @@ def scale(
     minutes: Annotated[float, option("MINUTES", "The most time for all of it.")] = 5.0,
     json: Json = False,
 ) -> None:
-    """Measure this machine and a few steps on 1 rank and on 2; tell what up to 64 ranks would give, with bars.
+    """Measure this machine and a few steps on 1 rank and on 2; tell the speed of up to 64 ranks, with bars.
 
     Weak scaling keeps the recipe's batch on each rank, strong scaling keeps it in all. It answers whether a second card
     pays, prints how far the forecast of the measured ranks was off, and the cheapest changes (docs/plan.md).

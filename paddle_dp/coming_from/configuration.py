@@ -21,7 +21,7 @@ Section = dict[str, Any]
 _LARGEST = 2**22  # bytes of a configuration
 _MOST = 100_000  # values of a configuration, aliases followed
 _TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # how files of torch.save begin, the second before PyTorch 1.6
-_PICKLE = b"\x80"  # how any other pickle begins, as those of paddle.save
+_PICKLE = b"\x80"  # how any other pickle begins, such as paddle.save's
 _PAIR = re.compile(r"\\u([dD][89abAB]\w\w)\\u([dD][c-fC-F]\w\w)")  # one letter, in JSON
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 

@@ -102,7 +102,7 @@ early_stopping_patience | | callbacks has early_stop
 finetuning_type use_peft lora_rank lora_r lora_alpha lora_target lora_target_modules | full | adapter has LoRA: use: lora, with match
 lora_dropout | | the adapter has no dropout
 use_rslora use_dora use_adalora pissa_init loraplus_lr_ratio additional_target lora_modules_to_save create_new_adapter adapter_name_or_path | | this setting of an adapter is not here
-stage | pt | all tokens of a text are learned, those of prompts, too
+stage | pt | all tokens of a text are learned, a prompt's, too
 template chat_template | | the tokenizer's chat_template writes the text
 train_on_prompt mask_history | | answers alone are learned, each
 max_samples dataset_dir eval_dataset mix_strategy interleave_probs | concat data | the files that dataset.path names decide

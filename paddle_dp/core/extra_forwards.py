@@ -62,7 +62,7 @@ def extra_forwards(model: nn.Layer, *more: Any) -> Iterator[None]:
 def buffers_before(*roots: Any) -> Callable[[], None]:
     """A function that restores the current buffers and running statistics of `roots`, a model and a loss, if they are
     layers; also buffers with a tensor that a forward replaces or registers. A layer with buffers gets back its other
-    attributes, too: `self.ready` says whether forward has filled the buffer beside it. One that makes its weights in a
+    attributes, too: `self.ready` says whether forward has filled the buffer. One that makes its weights in a
     forward keeps them, and its attributes."""
     layers = _sublayers(*roots)
     tables = [(layer._buffers, dict(layer._buffers)) for layer in layers]
@@ -90,7 +90,7 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
 
 
 def _attributes(layer: nn.Layer) -> dict[str, Any]:
-    """Of a user's or a layer's own: not those of every nn.Layer. What a list or dict holds stays as it is."""
+    """The attributes of a user's object or layer, without every nn.Layer's. The contents of lists and dicts stay."""
     return {name: value for name, value in vars(layer).items() if name not in layer_attributes()}
 
 

@@ -322,7 +322,7 @@ def _remaining_clip(clip: Any) -> Any:
 
 
 def with_members(optimizer: paddle.optimizer.Optimizer) -> Sequence[paddle.optimizer.Optimizer]:
-    """An optimizer, and those of single turns within it."""
+    """An optimizer, and the ones of single turns within it."""
     return [optimizer, *(optimizer.members if isinstance(optimizer, TurnOptimizers) else ())]
 
 

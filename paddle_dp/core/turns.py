@@ -202,7 +202,7 @@ _SHARED = ("_accumulators", "_accumulators_holder", "_already_create_accumulator
 
 
 class TurnOptimizers(Optimizer):
-    """The `members`, each with separate parameters, at one learning rate. `names`: those of their turns.
+    """The `members`, each with separate parameters, at one learning rate. `names`: of their turns.
 
     A step is a step of the members that have a gradient. Removing parameters from the list (`core.optimizer.keep`)
     removes them from their member.

@@ -49,7 +49,7 @@ class Views:
     """Training, `crop`: smallest and largest share of the area of the random crop."""
 
     pad: Count = 0
-    """Training, `stretch`: largest random shift of an image, in pixels; what moves in is black."""
+    """Training, `stretch`: largest random shift of an image, in pixels; the border is black."""
 
     flip: Probability = 0.5
     """Training: probability of a horizontal flip."""

@@ -15,7 +15,7 @@ from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, Probe, ProductT
 from paddle_dp.plan.scaling import MeasuredSteps
 
 SIZES = (64 << 10, 1 << 20, 8 << 20, 64 << 20)  # bytes of a collective's tensor
-PLAIN = ("callbacks=[]", "guard={}", "train.batch_ramp=null")  # what surrounds a step is no part of it
+PLAIN = ("callbacks=[]", "guard={}", "train.batch_ramp=null")  # they surround a step
 Shape = tuple[int, int, int]  # m, n, k
 
 

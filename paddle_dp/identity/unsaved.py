@@ -108,7 +108,7 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
 
 def _settings(learner: Learner) -> dict[str, Any]:
     """Whether each parameter is frozen, its rate factor, and whether it is clipped; each layer's mode; the numbers of
-    Paddle's layers, losses and optimizers. (`UnsavedState` has those of users' classes.)"""
+    Paddle's layers, losses and optimizers. (`UnsavedState` has users' classes.)"""
     settings: dict[str, Any] = {}
     for name, p in learner.placed.named_parameters():
         settings[f"parameter {name}.stop_gradient"] = p.stop_gradient

@@ -15,7 +15,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def user_frames(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """Those of (frame, line) that run a user's code, as `traceback.walk_tb` and `walk_stack` yield them."""
+    """The pairs (frame, line) that run a user's code, of those that `traceback.walk_tb` and `walk_stack` yield."""
     return ((frame, line) for frame, line in frames if is_users(frame))
 
 

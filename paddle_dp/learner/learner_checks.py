@@ -89,7 +89,7 @@ class FrozenCheck(LearnerCheck):
 
 class ForeignCheck(LearnerCheck):
     """Prints once, on the first rank, the parameters that get a gradient in the first update and are none of the
-    model's, such as those of a layer in a loss's closure, or in a plain list. `names`: of the whole model's."""
+    model's, such as a layer's in a loss's closure, or in a plain list. `names`: of the whole model's."""
 
     def __init__(self, placed: PlacedModel, loss: Loss, names: Collection[str]):
         self._mesh, self._model = placed.mesh, type(placed.model).__name__
@@ -204,7 +204,7 @@ class UnusedCheck(LearnerCheck):
     def __init__(self, placed: PlacedModel, loss: Loss):
         self._mesh, self._in_turns = placed.mesh, isinstance(loss, TurnsLoss)
         self._watched = dict(placed.named_trainable)  # until their first update; a turn updates some of them
-        self._ended = False  # on all ranks at once: those of one stage may be frozen
+        self._ended = False  # on all ranks at once: one stage's may all be frozen
 
     def after_exchange(self, update: int, empty: bool) -> None:
         if self._ended or empty:

@@ -43,7 +43,7 @@ def recorded_gradients(learner: Learner, folder: Path) -> Iterator[ProofRecorder
 class GradientFollower:
     """Makes the updates of one process's runs with the gradients in `candidate`, a trace of ranks.
 
-    It measures the distance of the run's own gradients: the first run's, which has no noise, from the ranks'; those of
+    It measures the distance of the run's own gradients: the first run's, which has no noise, from the ranks'; and of
     the runs with noise from the first run's.
     """
 

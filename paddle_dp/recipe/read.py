@@ -112,7 +112,7 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
 
 
 def _locate(page: YamlDocument, path: Keys, location: str) -> None:
-    """Sets the location of a key, and deletes those of the keys below, which an override removed."""
+    """Sets the location of a key, and deletes the locations of the keys below, which an override removed."""
     for known in [k for k in page.source_lines if k[: len(path)] == path]:
         del page.source_lines[known]
     page.source_lines[path] = location

@@ -213,7 +213,7 @@ def test_what_a_lora_here_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("adapter", "said"),
     [
-        ("{use: lora, load: '{}', match: ['*.q']}", r"adapter\.match: the layers are those of load"),
+        ("{use: lora, load: '{}', match: ['*.q']}", r"adapter\.match: load names the layers"),
         ("{use: lora, load: '{}', rank: 8}", r"adapter\.rank: 8 is not that of .*hf, 3"),
         ("{use: lora, load: '{}/none'}", r"adapter\.load: .*none: there is no such folder"),
         ("{use: lora, load: '{}/..'}", r"adapter\.load: .*: there is no adapter_config\.json in it"),

@@ -364,5 +364,5 @@ def _uncuttable(layer: Any, way: str) -> str:
         return f"{lacks}its forward"
     hooks = (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
     modules = (str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks)
-    # An adapter's, which the cut layer gets, and those of an earlier training.
+    # An adapter's, which the cut layer gets, or an earlier training's.
     return "" if all(m.startswith("paddle_dp.") for m in modules) else f"{lacks}the hooks on its forward"

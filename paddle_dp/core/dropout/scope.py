@@ -25,7 +25,7 @@ from paddle_dp.core.dropout.masks import Keys, Ranges
 Kind = Literal["tokens", "colwise", "channels", "heads"]
 Axis = Literal["tensor", "sequence"]
 
-EVALUATION = -1  # the epoch of evaluations: their masks are those of no update
+EVALUATION = -1  # the epoch of evaluations: their masks belong to no update
 
 
 @dataclass(frozen=True)
