@@ -329,14 +329,14 @@ class RunningStatistics:
     def __init__(self, model: nn.Layer, mesh: Mesh, sum_over_readers: SumOverReaders | None = None):
         self._model, self._mesh = model, mesh
         self._sum_over_readers = sum_over_readers or self._sum_over_mesh
-        self.synchronized = [layer for layer in model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        self._synchronized_with = [(layer, layer.mesh, layer.index) for layer in self.synchronized]
+        layers = [x for x in model.sublayers(include_self=True) if isinstance(x, SyncBatchNorm)]
+        self.synchronized = {layer: (layer.mesh, layer.index) for layer in layers}
 
     def restore_norms(self) -> None:
         """Lets the BatchNorms normalize over this training's ranks: another Trainer.of of the model may have changed
         them since it was made."""
         desynchronize(self._model)
-        for layer, mesh, index in self._synchronized_with:
+        for layer, (mesh, index) in self.synchronized.items():
             _synchronize(layer, mesh, index)
 
     def sync(self) -> None:

@@ -104,6 +104,18 @@ def test_a_training_has_its_batch_norms_after_another_changed_them():
     assert type(model[0]) is nn.BatchNorm1D
 
 
+def test_a_model_that_is_a_batch_norm_stays_synchronized_and_is_absent_for_a_dummy_sample():
+    """At each fit it became local, silently; and the dummy sample of a rank without a share counted."""
+    mesh = Mesh.alone()
+    model = synchronize(nn.BatchNorm1D(3), mesh)
+    training = RunningStatistics(model, mesh)
+    training.restore_norms()
+    assert isinstance(model, SyncBatchNorm) and model.mesh is mesh
+    with training.unchanged():
+        assert not model.present
+    assert model.present
+
+
 def test_synchronize_replaces_the_ranks_of_an_earlier_training():
     """After servers, whose workers exchange through server 0, data_parallel ended in an AssertionError."""
     model = nn.Sequential(nn.BatchNorm2D(3), nn.Sequential(nn.BatchNorm2D(3)))
