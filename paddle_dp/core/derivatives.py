@@ -45,5 +45,5 @@ def derivatives_need_gradients() -> Iterator[None]:
 def _user_line() -> str:
     """ "pinn.py, line 12, in forward: `ux = paddle.grad(u, x)`": the innermost running line of a user's code."""
     stack = [*traceback.walk_stack(sys._getframe(2))]
-    place, text = location(*next(user_frames(stack), stack[-1]))
-    return f"{place}: `{text}`"
+    line, text = location(*next(user_frames(stack), stack[-1]))
+    return f"{line}: `{text}`"

@@ -90,7 +90,7 @@ def buffers_before(*roots: Any) -> Callable[[], None]:
 
 
 def _attributes(layer: nn.Layer) -> dict[str, Any]:
-    """The attributes of a user's object or layer, without every nn.Layer's. The contents of lists and dicts stay."""
+    """A layer's attributes, without every nn.Layer's tables, hooks and mode. The contents of lists and dicts stay."""
     return {name: value for name, value in vars(layer).items() if name not in layer_attributes()}
 
 

@@ -170,7 +170,7 @@ class WrappedLoss(Loss):
                 raise LossError(
                     f"the loss {self.name} fails with mixed targets: {type(error).__name__}: {error}. With mix it gets "
                     "three tensors [n] of a training batch, {first, second, share}: return share · the loss of first + "
-                    "(1 - share) · the second's, or take cross_entropy (docs/augmentation.md)."
+                    "(1 - share) · the loss of second, or take cross_entropy (docs/augmentation.md)."
                 ) from error
             if isinstance(error, IndexError):  # Paddle's cross-entropies raise it without naming the target
                 raise _wrong_target(outputs, targets, self._ignored()) or _with_outputs(

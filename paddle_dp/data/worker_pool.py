@@ -65,7 +65,7 @@ class Pooled(BatchSource):
     ) -> Iterator[tuple[Job, Pair]]:
         """Yields each job with its arrays, while the pool reads for the next ones; `start` makes a pool if none is
         idle."""
-        now = attributes(self.dataset)  # a callback may have changed them; workers have their fork's
+        now = attributes(self.dataset)  # a callback may have changed them since the workers' fork
         if self._pool is None or self._pool.busy or self._pool.ended or now != self._forked:
             self.close()
             self._pool, self._forked = start(), now

@@ -15,7 +15,7 @@ from paddle_dp.plan.probe import CollectiveTiming, KernelTiming, Probe, ProductT
 from paddle_dp.plan.scaling import MeasuredSteps
 
 SIZES = (64 << 10, 1 << 20, 8 << 20, 64 << 20)  # bytes of a collective's tensor
-PLAIN = ("callbacks=[]", "guard={}", "train.batch_ramp=null")  # they surround a step
+PLAIN = ("callbacks=[]", "guard={}", "train.batch_ramp=null")  # a step alone, without its surroundings
 Shape = tuple[int, int, int]  # m, n, k
 
 

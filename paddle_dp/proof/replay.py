@@ -43,8 +43,8 @@ def recorded_gradients(learner: Learner, folder: Path) -> Iterator[ProofRecorder
 class GradientFollower:
     """Makes the updates of one process's runs with the gradients in `candidate`, a trace of ranks.
 
-    It measures the distance of the run's own gradients: the first run's, which has no noise, from the ranks'; and of
-    the runs with noise from the first run's.
+    It measures the distance of the run's own gradients: for the first run, which has no noise, from the ranks'; for a
+    run with noise, from the first run's.
     """
 
     def __init__(self, candidate: Trace):
