@@ -19,7 +19,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.gloo import originals
-from paddle_dp.gloo.patch import GLOO, Patch
+from paddle_dp.gloo.patch import GLOO, Patch, apply
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, send_at_once
@@ -145,6 +145,16 @@ def _number(group: int) -> int:
     if not use and group in collective._group_map:  # made before the bridge was installed
         use = next(_uses[group])
     return group + use * REUSE
+
+
+def install() -> None:
+    """Makes `create` create the groups of a script that does not install the whole bridge; `join` calls it on CPUs.
+
+    Paddle's groups get each other's keys there: while every store's call took 40 ms, the second group mostly read them
+    late enough.
+    """
+    originals.save()
+    apply(patches())
 
 
 def patches() -> Iterator[Patch]:

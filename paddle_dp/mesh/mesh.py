@@ -293,13 +293,15 @@ def join(
 def _set_patience(patience: float | None, device: str) -> float:
     """Sets how many seconds exchanges wait for a late rank, and returns it; None keeps the bridge's value, or 600.
 
-    On the device "cpu" it also sets gloo's limit for the default group.
+    On the device "cpu" it also sets gloo's limit for the default group, and for those that a script makes later.
     """
+    from paddle_dp.gloo import process_groups
     from paddle_dp.gloo.time_limit import set_time_limit
 
     Patience.seconds = Patience.seconds if patience is None else patience
     if device == "cpu":
         set_time_limit(0, Patience.seconds)
+        process_groups.install()
     return Patience.seconds
 
 
