@@ -99,10 +99,13 @@ class _Normalize(PyLayer):
     def backward(ctx: Any, grad: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
         if ctx.single:
             # Two tensors: Paddle keeps them as gradients and adds in place, so a single one would get both sums.
-            zeros = (paddle.zeros_like(ctx.layer._mean), paddle.zeros_like(ctx.layer._mean))
+            grad_x = grad * ctx.present
+            grad_weight, grad_bias = (paddle.zeros_like(ctx.layer._mean) for _ in range(2))
+            if grad.place.is_cpu_place() and not ctx.needs_gradient[0]:  # as Paddle's kernel on CPUs (3.3.1)
+                grad_bias = ctx.layer.over_samples(grad_x.astype(grad_bias.dtype))
             return tuple(
                 gradient if needed else None
-                for gradient, needed in zip((grad * ctx.present, *zeros), ctx.needs_gradient, strict=True)
+                for gradient, needed in zip((grad_x, grad_weight, grad_bias), ctx.needs_gradient, strict=True)
             )
         wide, mean, variance, weight = ctx.saved_tensor()
         layer: SyncBatchNorm = ctx.layer
