@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from paddle.optimizer import lr
 
 from paddle_dp.assembly.script import trainer_of
+from paddle_dp.core.consistency import CONTINUED
 from paddle_dp.core.optimizer import without_clips
 from paddle_dp.core.plateau import Plateau
 from paddle_dp.data import Loader
@@ -126,7 +127,7 @@ class Trainer(TrainingState):
                 self._folder.begin()
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
-            self.check("before the first update", states=True)
+            self.check("before the first update", states=True, cause=CONTINUED)
             if synchronous:
                 self.measurements.plan(self.progress.step, self.total_steps)
             self.drive(requests)

@@ -23,6 +23,16 @@ _RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not t
 _LANES = 1021  # a prime: swapped rows of a matrix change lanes, too
 Named = Iterable[tuple[str, paddle.Tensor]]
 Digest = tuple[int, int]
+# Of ranks that hold other values.
+CHANGED = "Is something changed, or random, on one rank only?"
+DRAWN = (
+    "Were these weights drawn by something else than Paddle's generator, or after an earlier Trainer.of, which gives "
+    "each rank random numbers of its own? In a script, call paddle.seed(0) before each model is built."
+)
+CONTINUED = (
+    f"{CHANGED} If it is in the optimizer, has that one trained under local_sgd before, which leaves each rank its own "
+    "states? Then make another one of the model's parameters, or train there with optimizer_states: averaged."
+)
 
 
 def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
@@ -78,22 +88,28 @@ class Replica:
     slice_index: int = -1
 
 
-def check_equal(named: Named, mesh: Mesh, when: str) -> None:
+def check_equal(named: Named, mesh: Mesh, when: str, cause: str = CHANGED) -> None:
     """Raises DivergenceError, naming tensor and rank, unless ranks with a tensor of the same name hold the same bits.
 
     The tensors are unsharded. Collective.
     """
-    _compare([Replica(name, tensor) for name, tensor in named], {}, mesh, when)
+    _compare([Replica(name, tensor) for name, tensor in named], {}, mesh, when, cause)
 
 
 def check_sound(
-    copies: Iterable[Replica], rank_tensors: Named, mesh: Mesh, when: str, excused: Container[str] = ()
+    copies: Iterable[Replica],
+    rank_tensors: Named,
+    mesh: Mesh,
+    when: str,
+    excused: Container[str] = (),
+    cause: str = CHANGED,
 ) -> None:
     """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `rank_tensors` are finite
     and all copies of a tensor have the same bits. Collective, with the same error on every rank.
 
     `rank_tensors` may differ between ranks, such as buffers; `excused` names need not be finite. A copy without memory,
-    a weight that was placed but never drawn, is reported as not finite.
+    a weight that was placed but never drawn, is reported as not finite. `cause`: a likely one of other bits, and its
+    remedy.
     """
     copies = list(copies)
     empty = {
@@ -103,10 +119,11 @@ def check_sound(
     }
     there = [(copy.name, copy.tensor) for copy in copies if copy.name not in empty]
     bad = empty | not_finite([*there, *rank_tensors])
-    _compare(copies, {name: content for name, content in bad.items() if name not in excused}, mesh, when)
+    bad = {name: content for name, content in bad.items() if name not in excused}
+    _compare(copies, bad, mesh, when, cause)
 
 
-def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) -> None:
+def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str, cause: str) -> None:
     """Exchanges one line per tensor."""
     lines = []
     if mesh.ranks > 1:
@@ -114,7 +131,7 @@ def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) 
         lines = [[copy.name, copy.slice_index, *sums] for copy, sums in zip(copies, bits, strict=True)]
     rows = mesh.gather([list(bad.items()), lines])
     _refuse_not_finite([row[0] for row in rows], when)
-    _refuse_different([row[1] for row in rows], when)
+    _refuse_different([row[1] for row in rows], when, cause)
 
 
 def _on_host(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -139,7 +156,7 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
     raise NotFiniteError(f"{when}: '{name}' is not finite{holder_phrase}: {content[name]}{more}.")
 
 
-def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
+def _refuse_different(rows: list[list[list[int | str]]], when: str, cause: str) -> None:
     """`rows`: for each rank, its tensors' names, slices and digests."""
     differing = differing_copies(rows)
     if not differing:
@@ -151,7 +168,7 @@ def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
     more = and_more({name for name, _ in differing}, phrase=" (and {} more)")
     raise DivergenceError(
         f"{when}: {numbered('rank', outliers, 8)} {holds} other values than rank {most[0]} in '{name}'{more}. Every "
-        "rank must start from equal weights and take equal updates. Is something changed, or random, on one rank only?"
+        f"rank must start from equal weights and take equal updates. {cause}"
     )
 
 

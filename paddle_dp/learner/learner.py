@@ -15,7 +15,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.core import gradients
 from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
-from paddle_dp.core.consistency import check_gradients, check_sound
+from paddle_dp.core.consistency import CHANGED, DRAWN, check_gradients, check_sound
 from paddle_dp.core.extra_forwards import buffers_before
 from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.core.loss import Count, Loss
@@ -265,11 +265,16 @@ class Learner:
         if any(parameter.grad is not None for parameter in self.trainable):
             self._clear_gradients()
 
-    def check(self, when: str, states: States = ()) -> None:
+    def check(self, when: str, states: States = (), cause: str = CHANGED) -> None:
         """Raises NotFiniteError unless all tensors of the model are finite, DivergenceError unless replicas of a
-        parameter are bit-equal. `states` are optimizer states to check, too. Collective."""
+        parameter are bit-equal. `states` are optimizer states to check, too; `cause`: a likely cause of different ones,
+        and its remedy. Collective."""
         replicas, tensors = self.weights.compared(self.placed, states)
-        check_sound(replicas, tensors, self.mesh, when, self.placed.infinite_from_start)
+        check_sound(replicas, tensors, self.mesh, when, self.placed.infinite_from_start, cause)
+
+    def check_placed(self) -> None:
+        """Checks weights that the ranks have drawn, and not exchanged. Collective."""
+        self.check("after the weights were placed", cause=DRAWN)
 
     def facts(self) -> list[str]:
         """Parts of a sentence on how this training is made, compared with one process's. Collective; the same on every

@@ -168,7 +168,7 @@ class DataParallel:
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
-        from paddle_dp.core.consistency import check_equal
+        from paddle_dp.core.consistency import DRAWN, check_equal
         from paddle_dp.core.turns import TurnsLoss
         from paddle_dp.exchange.choose import choose_exchange
         from paddle_dp.learner import full_model_learner, prepare
@@ -181,7 +181,9 @@ class DataParallel:
         if not is_distributed:
             return full_model_learner(task, self.mesh)
         if self.config.init == "seed":
-            check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
+            check_equal(
+                task.model.named_parameters(), self.mesh, "after drawing the weights from one seed", DRAWN
+            )
         prepared = prepare(task, self.mesh)
         known_differences = []
         if self.config.compress:

@@ -283,7 +283,7 @@ class Hybrid:
             gathered=gathered_samples,
             known_differences=known_differences,
         )  # fmt: skip
-        learner.check("after the weights were placed")
+        learner.check_placed()
         return learner
 
     def _staged(

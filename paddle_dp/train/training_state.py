@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.checks.layer_settings import LayerSettings
+from paddle_dp.core.consistency import CHANGED
 from paddle_dp.core.plateau import Plateau
 from paddle_dp.core.precision import NOTHING
 from paddle_dp.data import Loader
@@ -191,17 +192,18 @@ class TrainingState:
         """Keeps averages of the weights from now on, beginning with the present ones. Call it on every rank."""
         self.averages = Averages(self.learner, settings)
 
-    def check(self, when: str, states: bool = False) -> None:
+    def check(self, when: str, states: bool = False, cause: str = CHANGED) -> None:
         """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit and
         layers are set alike; with `states`, for optimizer states, too. Collective; the same error on every rank.
 
-        The message names the tensor, its rank, the last good step and the checkpoint to go back to.
+        The message names the tensor, its rank, a likely `cause` of different values, the last good step and the
+        checkpoint to go back to.
         """
         self.learner.weights.wait()
         try:
             self._check_settings(when)  # first: another learning rate explains other weights
             with self.learner.weights.optimizer_states_on_device() if states else NOTHING:
-                self.learner.check(when, state.optimizer_states(self.learner) if states else ())
+                self.learner.check(when, state.optimizer_states(self.learner) if states else (), cause)
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
         self.soundness.step = self.progress.step

@@ -26,7 +26,7 @@ from models import gpt
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer
-from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.errors import DivergenceError, RecipeError, UsageError
 from paddle_dp.exchange.gradient_exchange import UNFINISHED
 from paddle_dp.recipe.folder import LOCK
 from tests.house.datasets import Points, Samples
@@ -248,6 +248,33 @@ def test_a_model_whose_layers_another_training_has_split_is_refused(tmp_path: Pa
         for name, text in said.items():
             assert "model: an earlier Trainer.of has split it among the ranks" in text, name
         assert "with its parameter 'blocks.0.up.weight'" in said["shared layers"]
+
+
+def refusals_of_unequal_starts(folder: str) -> list[str]:
+    """What is said of an optimizer that local_sgd has trained, and of a second model that is built without a seed."""
+    said, words = [], described(Path(folder, "first"), length="3 steps", callbacks=[])
+    Trainer.of(**words | {"strategy": {"use": "local_sgd", "every": "2 steps"}}).fit()
+    with pytest.raises(DivergenceError) as caught:
+        Trainer.of(**words | {"folder": Path(folder, "kept")}).fit()
+    said.append(str(caught.value))
+    untried()
+    model = Two()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    with pytest.raises(DivergenceError) as caught:
+        Trainer.of(
+            **described(
+                Path(folder, "new"), model=model, optimizer=optimizer, strategy={"use": "hybrid", "data": 2}
+            )
+        )
+    return [*said, str(caught.value)]
+
+
+def test_different_weights_or_states_of_a_second_training_have_a_cause_and_a_remedy(tmp_path: Path) -> None:
+    for kept, new in run_ranks(refusals_of_unequal_starts, 2, str(tmp_path)):
+        assert "rank 1 holds other values than rank 0 in 'optimizer/" in kept
+        assert "trained under local_sgd before" in kept and "optimizer_states: averaged" in kept
+        assert "after the weights were placed: rank 1" in new
+        assert "call paddle.seed(0) before each model is built" in new
 
 
 class Normalized(Chain):

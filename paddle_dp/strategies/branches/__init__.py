@@ -206,7 +206,7 @@ class Branches:
             buffers=Buffers(placed.named_buffers, self.mesh, groups),
             gathered=gathered_samples,
         )
-        learner.check("after the weights were placed")
+        learner.check_placed()
         return learner
 
     def _lanes(self) -> CommGroups | None:

@@ -317,7 +317,7 @@ class ParameterServer:
                 learner.async_rank = AsyncServer(learner, deal, self.config.staleness)
         if self.mesh.computes_on != "cpu":
             take_drawn(placed)
-        learner.check("after the weights were placed")
+        learner.check_placed()
         return learner
 
     def _prepared(self, task: Task) -> PreparedTask:
