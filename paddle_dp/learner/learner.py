@@ -20,7 +20,7 @@ from paddle_dp.core.extra_forwards import buffers_before
 from paddle_dp.core.first_not_finite import not_finite
 from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
-from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.core.placed_model import Placed, PlacedModel
 from paddle_dp.core.precision import LossScale, MixedPrecision
 from paddle_dp.core.turns import TurnsLoss, joined
 from paddle_dp.errors import DivergenceError, NotFiniteError
@@ -275,6 +275,14 @@ class Learner:
     def check_placed(self) -> None:
         """Checks weights that the ranks have drawn, and not exchanged. Collective."""
         self.check("after the weights were placed", cause=DRAWN)
+
+    def statistics_of_all(self) -> list[Placed]:
+        """The running statistics of BatchNorms over the samples of all ranks: the same on each that has the same
+        channels. A server takes the first worker's."""
+        layers = self.statistics.synchronized if self.mesh.all_read else ()
+        of_all = {id(statistic) for layer in layers for statistic in (layer._mean, layer._variance)}
+        named = [(name, t) for name, t in self.placed.state_without_parameters() if id(t) in of_all]
+        return [(name, tensor, self.placed.placements.placement_of(tensor)) for name, tensor in named]
 
     def facts(self) -> list[str]:
         """Parts of a sentence on how this training is made, compared with one process's. Collective; the same on every

@@ -194,7 +194,8 @@ class TrainingState:
 
     def check(self, when: str, states: bool = False, cause: str = CHANGED) -> None:
         """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit and
-        layers are set alike; with `states`, for optimizer states, too. Collective; the same error on every rank.
+        layers are set alike; with `states`, for optimizer states, too, and before the first update for running
+        statistics. Collective; the same error on every rank.
 
         The message names the tensor, its rank, a likely `cause` of different values, the last good step and the
         checkpoint to go back to.
@@ -203,7 +204,10 @@ class TrainingState:
         try:
             self._check_settings(when)  # first: another learning rate explains other weights
             with self.learner.weights.optimizer_states_on_device() if states else NOTHING:
-                self.learner.check(when, state.optimizer_states(self.learner) if states else (), cause)
+                tensors = [*state.optimizer_states(self.learner)] if states else []
+                if states and not self.progress.step:  # later updates keep them equal
+                    tensors += self.learner.statistics_of_all()
+                self.learner.check(when, tensors, cause)
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
         self.soundness.step = self.progress.step

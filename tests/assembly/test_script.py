@@ -293,6 +293,24 @@ def fitted(folder: Path, model: nn.Layer, strategy: dict[str, Any]) -> list[floa
     return rows
 
 
+def refusal_of_unequal_statistics(folder: str) -> str:
+    """What is said of a BatchNorm that has seen other samples on each rank before the training."""
+    paddle.seed(1)
+    model = Normalized()
+    model(paddle.full([4, 6], dist.get_rank()))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    words = described(Path(folder), model=model, optimizer=optimizer, callbacks=[])
+    with pytest.raises(DivergenceError) as caught:
+        Trainer.of(**words, strategy={"use": "hybrid", "data": 2}).fit("1 step")
+    return str(caught.value)
+
+
+def test_unequal_running_statistics_are_refused_where_no_exchange_makes_them_equal(tmp_path: Path) -> None:
+    """Each rank evaluated its share of the held-out samples by its own statistics, silently."""
+    for said in run_ranks(refusal_of_unequal_statistics, 2, str(tmp_path)):
+        assert "before the first update: rank 1 holds other values than rank 0 in 'blocks.0.1._mean'" in said
+
+
 def seconds_of_normalized(
     folder: str, cases: dict[str, list[dict[str, Any]]]
 ) -> dict[str, list[list[float]]]:
