@@ -11,6 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.learner import Task
 from paddle_dp.learner.update import WeightSync
@@ -22,6 +23,7 @@ from paddle_dp.strategies._alone import place_alone
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.units import Recompute
 from paddle_dp.verbs.check_screen import forecast
+from tests.house.datasets import Points
 from tests.jobs import comparisons_in_forks
 from tests.parity import assert_same_weights, weights
 from tests.ranks import ROOT, run_ranks
@@ -231,6 +233,20 @@ def test_what_was_frozen_in_the_midst_of_a_period_goes_on_from_the_mean(frozen, 
         again, names = learner.extra_state(), saved.shared | saved.local  # with an outer optimizer, too
         tensors = {**again.shared, **again.local}
         assert all(bool((tensors[name] == 7.0).all()) for name in names)
+
+
+def test_an_outer_step_begins_at_weights_that_a_script_has_set_between_two_fits(tmp_path):
+    """It began at the weights of the first fit's end, and took a part of the change back, silently."""
+    model = nn.Linear(6, 4)
+    trainer = Trainer.of(
+        model=model, loss="cross_entropy", optimizer=paddle.optimizer.SGD(0.0, parameters=model.parameters()),
+        train=Points(32), batch=8, folder=tmp_path, callbacks=[],
+        strategy={"use": "local_sgd", "every": "2 steps", "outer": {"learning_rate": 0.5, "momentum": 0.0}},
+    )  # fmt: skip
+    trainer.fit("2 steps")
+    model.weight.set_value(paddle.full_like(model.weight, 7.0))
+    trainer.fit("4 steps")
+    assert bool((model.weight == 7.0).all()), model.weight
 
 
 def check_again(folder: str, words: list[str], resume: str) -> None:

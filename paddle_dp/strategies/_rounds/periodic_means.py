@@ -144,7 +144,7 @@ class PeriodicMeans(WeightSync):
         self.periods.see(self._rate.optimizer.get_lr())
         if not self._is_alone and (self.diverged or self.states_diverged):
             self._end_learning_alone()
-        if self._is_alone and not self._began:
+        if self._is_alone and not (self._began and self.start):
             self._begin_alone()
         return self.alone if self._is_alone else self.mode
 
@@ -270,13 +270,15 @@ class PeriodicMeans(WeightSync):
 
     @paddle.no_grad()
     def finalize(self) -> None:
-        """Ends an unfinished period with the plain mean."""
+        """Ends an unfinished period with the plain mean. The next one begins at the weights of the next `fit`, which a
+        script may have changed until then."""
         if self.diverged:
             outer, self._outer = self._outer, None
             self.end_period()
             self._outer = outer
             self.periods.begin(self._rate.steps, self._rate.optimizer.get_lr())
             self.after_equal()
+        self.start = []
 
     # Checks and checkpoints.
 
