@@ -11,7 +11,7 @@ averages the ranks' statistics.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -326,6 +326,11 @@ SumOverReaders = Callable[[paddle.Tensor], paddle.Tensor]
 """The sum, over the readers, of a tensor that is equal on all ranks of a reader; in place or not. Collective."""
 
 
+def _tensors(layers: Iterable[Any]) -> list[paddle.Tensor]:
+    """The running mean and variance of each layer."""
+    return [statistic for layer in layers for statistic in (layer._mean, layer._variance)]
+
+
 class RunningStatistics:
     """The running statistics of a model on this rank. `sum_over_readers`: by default over all ranks of the mesh."""
 
@@ -359,8 +364,13 @@ class RunningStatistics:
 
     def _local(self) -> list[paddle.Tensor]:
         """Running means and variances over this rank's samples, also of layers in evaluation mode."""
-        layers = [layer for layer in self._model.sublayers(include_self=True) if keeps_statistics(layer)]
-        return [statistic for layer in layers for statistic in (layer._mean, layer._variance)]
+        return _tensors(
+            layer for layer in self._model.sublayers(include_self=True) if keeps_statistics(layer)
+        )
+
+    def synchronized_tensors(self) -> list[paddle.Tensor]:
+        """Running means and variances over the samples of all readers."""
+        return _tensors(self.synchronized)
 
     def _sum_over_mesh(self, tensor: paddle.Tensor) -> paddle.Tensor:
         if not self._mesh.all_read:  # some ranks have no samples

@@ -276,12 +276,11 @@ class Learner:
         """Checks weights that the ranks have drawn, and not exchanged. Collective."""
         self.check("after the weights were placed", cause=DRAWN)
 
-    def statistics_of_all(self) -> list[Placed]:
+    def synchronized_statistics(self) -> list[Placed]:
         """The running statistics of BatchNorms over the samples of all ranks: the same on each that has the same
         channels. A server takes the first worker's."""
-        layers = self.statistics.synchronized if self.mesh.all_read else ()
-        of_all = {id(statistic) for layer in layers for statistic in (layer._mean, layer._variance)}
-        named = [(name, t) for name, t in self.placed.state_without_parameters() if id(t) in of_all]
+        ids = {id(tensor) for tensor in self.statistics.synchronized_tensors()} if self.mesh.all_read else ()
+        named = [(name, t) for name, t in self.placed.state_without_parameters() if id(t) in ids]
         return [(name, tensor, self.placed.placements.placement_of(tensor)) for name, tensor in named]
 
     def facts(self) -> list[str]:

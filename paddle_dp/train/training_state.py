@@ -206,7 +206,7 @@ class TrainingState:
             with self.learner.weights.optimizer_states_on_device() if states else NOTHING:
                 tensors = [*state.optimizer_states(self.learner)] if states else []
                 if states and not self.progress.step:  # later updates keep them equal
-                    tensors += self.learner.statistics_of_all()
+                    tensors += self.learner.synchronized_statistics()
                 self.learner.check(when, tensors, cause)
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
