@@ -24,7 +24,7 @@ from paddle_dp.core.optimizer import (
 )
 from paddle_dp.core.turns import loss_of_recipe, make_optimizer_of
 from paddle_dp.errors import UsageError
-from paddle_dp.model.compiled import check_compiles
+from paddle_dp.model.compiled import check_compiles, check_programs
 from paddle_dp.model.recompute import check_recompute
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import cut_entries
@@ -44,6 +44,7 @@ def preflight_check(recipe: Recipe, layout: Layout, model: nn.Layer | None, spli
     check_compiles(recipe, layout, model)
     if model is None:
         return
+    check_programs(model, layout, recipe.strategy.config.sync_batch_norm)
     check_dense(model)
     if recipe.train.precision.dtype != "float64":  # float64 casts all parameters
         check_single_dtype(model)

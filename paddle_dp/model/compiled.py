@@ -16,9 +16,10 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import call, leaves
-from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms
+from paddle_dp.core.batch_norm import SyncBatchNorm, keeps_statistics, local_norms
 from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.lora import adapted_layers
+from paddle_dp.core.programs import layers_in_programs
 from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.units import Recompute
 
@@ -50,6 +51,27 @@ def check_compiles(recipe: Recipe, layout: Layout, model: nn.Layer | None = None
         )
     if sync and model is not None and local_norms(model):
         _refuse(_SYNCHRONIZED)
+
+
+def check_programs(model: nn.Layer, layout: Layout, sync: bool) -> None:
+    """Raises UsageError for a model with programs of its own (paddle.jit.to_static) in a layout that exchanges within
+    them. `sync`: a BatchNorm normalizes over all ranks."""
+    inside, degrees = layers_in_programs(model), layout.degrees
+    if not inside:
+        return
+    reason = ""
+    if sync and degrees.ranks > 1 and any(map(keeps_statistics, inside)):
+        reason = "BatchNorm over all ranks exchanges within it: set strategy.sync_batch_norm=false"
+    for axis in ("tensor", "sequence"):
+        if degrees.as_dict()[axis] > 1:
+            reason = f"the ranks of the {axis} axis meet within it: use another axis"
+    if degrees.sharding > 1 and layout.sharding_stage == 3:
+        reason = "stage 3 gathers weights within it: use strategy.sharding_stage=2"
+    if reason:
+        raise UsageError(
+            f"paddle.jit.to_static: a method of {type(model).__name__}, or of a layer in it, is a program, and "
+            f"{reason}, or leave out paddle.jit.to_static."
+        )
 
 
 def _refuse(why: str) -> NoReturn:

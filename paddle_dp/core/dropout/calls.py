@@ -107,8 +107,8 @@ def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest
     here = scope_of(x)
     if here is None and current() is not None and not is_test:
         raise UsageError(
-            "train.compile: a program draws its dropout masks by Paddle's kernels. Set train.dropout=own (each rank "
-            "draws its own masks), or train.compile=false."
+            "train.dropout: a program draws its masks by Paddle's kernels. Set train.dropout=own (each rank draws its "
+            "own masks), or leave out the program: train.compile=false, and no paddle.jit.to_static in the model."
         )
     if here is None or is_test:
         return original(f"{_OPS}.dropout")(x, seed, p, is_test, mode, *rest)

@@ -17,6 +17,7 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 
 from paddle_dp.core.extra_forwards import random_state
+from paddle_dp.core.programs import has_program
 
 States = dict[str, Any]
 # A call, its layer, the digest of its tensor, the axes that slice it.
@@ -41,13 +42,17 @@ class DrawMonitor:
 
     @contextmanager
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
-        """Watches one forward through these named layers, and computations on its outputs (the loss)."""
+        """Watches one forward through these named layers, and computations on its outputs (the loss). Draws of layers
+        in a program of paddle.jit.to_static, which would trace the hooks, count as those of the layer around it."""
         global _watching
         outer = _watching
         self._inside = ["the loss, or code around the model"]
         self._before, _watching = rng_states(), self
         hooks = []
+        traced = {id(inner) for _, layer in layers if has_program(layer) for inner in layer.sublayers()}
         for name, layer in layers:
+            if id(layer) in traced:
+                continue
             label = f"{name or 'the model'} ({type(layer).__name__})"
             hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: self._enter(label)))
             hooks.append(layer.register_forward_post_hook(lambda *_: self._leave()))

@@ -126,6 +126,15 @@ def test_a_number_for_each_sample_is_no_difference(shape, exact):
     assert own.runner.draws.differences()
 
 
+@pytest.mark.parametrize("full_graph", [False, True])
+def test_draws_in_a_program_of_the_model_count_as_its_caller_s(full_graph):
+    """Paddle traces hooks of layers in a program, or calls them only while it traces."""
+    one = learner("rrelu", dropout="own")
+    paddle.jit.to_static(one.model, full_graph=full_graph)
+    trained(one)
+    assert one.runner.draws.differences()[0].startswith("the model (Drawing) draws")
+
+
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)
