@@ -49,18 +49,22 @@ class BlockGroup(nn.Sequential):
     """Layers of a model, and functions between them, that form one block."""
 
 
+class _Use(BlockGroup):
+    """One of several uses of a layer among the blocks."""
+
+
 def blocks_of(model: nn.Layer) -> list[nn.Layer]:
     """The ordered blocks of a model; none if it does not name them.
 
     Groups and functions of a table become new layers at every call until `settle`. A repeated layer is put into a new
-    group each time, so that no two blocks are the same object.
+    group each time, a use of it, so that no two blocks are the same object.
     """
     if model in _settled:
         return list(_settled[model])
     named = dict(model.named_sublayers(remove_duplicate=False))
     blocks = [block for entry in _entries(model) for block in _layers_of(entry, named)]
     uses = Counter(map(id, blocks))
-    return [block if uses[id(block)] == 1 else BlockGroup(block) for block in blocks]
+    return [block if uses[id(block)] == 1 else _Use(block) for block in blocks]
 
 
 def _entries(model: nn.Layer) -> list[Any]:
@@ -92,19 +96,25 @@ def is_table(model: nn.Layer) -> bool:
 def has_groups(model: nn.Layer) -> bool:
     """Whether some blocks are groups or functions, which the model's own forward does not run: `settle` then makes
     forward the chain of the blocks. Where all are layers, forward runs them, and others between them."""
-    return any(isinstance(block, (BlockGroup, Function)) for block in blocks_of(model))
+    return any(isinstance(own_layer(block), (BlockGroup, Function)) for block in blocks_of(model))
+
+
+def own_layer(block: nn.Layer) -> nn.Layer:
+    """The model's layer of which `block` is one of several uses; any other block itself."""
+    return block[0] if isinstance(block, _Use) else block
 
 
 def settle(model: nn.Layer, *, chain: bool = False) -> list[nn.Layer]:
     """Fixes and returns the blocks, and makes forward run them one after another if some are groups or functions.
 
-    `chain`: also if all are layers, named in a table. Between blocks there are slices of sequences then, for which
-    forward's own code is not written. Call it after the last layer was replaced, and before a block's forward is
-    changed.
+    `chain`: also if all are layers, named in a table or several times. Between blocks there are slices of sequences
+    then, for which forward's own code is not written. Call it after the last layer was replaced, and before a block's
+    forward is changed.
     """
     if model not in _settled:
         _settled[model] = tuple(blocks_of(model))
-    if model not in _chains and (has_groups(model) or (chain and is_table(model))):
+    layers_only = not (is_table(model) or any(isinstance(block, _Use) for block in blocks_of(model)))
+    if model not in _chains and (has_groups(model) or (chain and not layers_only)):
         model.forward = _as_chain(model, blocks_of(model))
         _chains.add(model)
     return blocks_of(model)
@@ -131,8 +141,8 @@ def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]
 
 def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
     """The layers that a whole model's forward runs for each of its blocks, with the block's number: the block itself
-    or, for a group before `settle`, the layers in it."""
-    runs_groups = model in _settled
+    or, for a group where forward is not the chain of the blocks, the layers in it."""
+    runs_groups = model in _chains
     return [
         (number, layer)
         for number, block in enumerate(blocks_of(model))
@@ -263,7 +273,9 @@ def _compare(
 
 
 def _no_chain(model: nn.Layer, why: str, setting: str) -> UsageError:
+    remedy = f"Put all that forward does into the blocks (docs/add-a-part.md), or leave {setting} out."
+    if setting == "strategy.recompute":
+        remedy = f"Name layers alone, no lists and functions: they may be a part of it. {remedy}"
     return UsageError(
-        f"{setting}: the forward of {type(model).__name__} is not its blocks one after another: {why}. Put all that "
-        f"forward does into the blocks (docs/add-a-part.md), or leave {setting} out."
+        f"{setting}: the forward of {type(model).__name__} is not its blocks one after another: {why}. {remedy}"
     )

@@ -18,7 +18,7 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
 from paddle_dp.core.batch_norm import statistics
-from paddle_dp.core.blocks import blocks_of, outside, settle
+from paddle_dp.core.blocks import blocks_of, outside, own_layer, settle
 from paddle_dp.core.buffers import copies
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
@@ -31,8 +31,8 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
 
     `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): the tensors between the
     projections are large, [n, heads, t, t], and cheap to compute again. The last block of a whole model is never
-    recomputed: backward starts with it, so it would save nothing. Raises UsageError for a model that lacks `blocks` or
-    `attention_methods`.
+    recomputed: backward starts with it, so it would save nothing. A layer that is several blocks is recomputed in each
+    if in any. Raises UsageError for a model that lacks `blocks` or `attention_methods`.
     """
     check_recompute(model, how)
     if how.attention:
@@ -43,7 +43,8 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
         return model
     blocks = settle(model)
     end = None if outside(model, blocks) else -1
-    for block in blocks[how.blocks - 1 : end : how.blocks]:
+    chosen = {id(layer): layer for layer in map(own_layer, blocks[how.blocks - 1 : end : how.blocks])}
+    for block in chosen.values():
         wrap(block, "forward", "recompute", partial(_with_recompute, block=block))
     return model
 

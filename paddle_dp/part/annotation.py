@@ -171,7 +171,7 @@ class _Layers:
                 elements += [tuple(together)] if together else []
             else:
                 elements += self._elements(block, path)
-        if len({block for block in elements if isinstance(block, str)}) < len(elements) and not self.mistakes:
+        if not all(isinstance(block, str) for block in elements) and not self.mistakes:
             self._all_in(elements)
         return tuple(elements)
 
@@ -223,7 +223,7 @@ class _Layers:
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
         if outside:
             absent = f"'{outside[0]}'{and_more(outside, phrase=' (and {} more)')}"
-            why = "With lists, functions or a layer twice they are the whole forward; others may be a part of it"
+            why = "With lists or functions they are the whole forward; layers alone may be a part of it"
             self._complain(("blocks",), f"{absent} is in none of them. {why}")
 
     def _matched(self, path: Keys, pattern: str, numbers: Sequence[str] = ()) -> list[str]:

@@ -14,6 +14,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.units import Recompute
+from tests.house.learners import Chain
 
 SHIPPED = [
     ({"use": "resnet", "depth": 18, "classes": 4, "small_images": True}, [2, 3, 8, 8], 10),
@@ -230,6 +231,48 @@ def test_names_of_layers_alone_are_recomputed_in_the_models_own_forward(blocks):
         np.testing.assert_array_equal(plain, computed)
     with pytest.raises(UsageError, match="forward of MaskedChain is not its blocks one after another"):
         check_chain(model, lambda: (x, mask), "strategy.sequence")
+
+
+class Reused(MaskedChain):
+    """ALBERT: one layer in every place of a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.LayerList([self.layers[0]] * 3)
+
+
+@pytest.mark.parametrize(
+    "blocks", [("layers.*",), ("layers.0",), ("layers.0",) * 3, ("stem", "layers.*", "head")]
+)
+@pytest.mark.parametrize("how", ["full", "every 2 blocks"])
+def test_a_layer_that_forward_runs_several_times_is_recomputed_each_time(blocks, how):
+    """A table of one layer alone made the chain of its uses the forward, and the stem and the head were missed."""
+    paddle.seed(1)
+    x, mask, results = paddle.rand([5, 3]), paddle.ones([5, 1]), []
+    for each in ("none", how):
+        paddle.seed(2)
+        model = annotate(Reused(), Annotation(blocks=blocks))
+        assert not has_groups(model)
+        loss = recomputed(model, Recompute.parse(each))(x, mask).square().mean()
+        loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+        in_none = each == "none" or (blocks == ("layers.0",) and how != "full")
+        assert model.layers[0].runs == (3 if in_none else 6)
+    for plain, computed in zip(*results, strict=True):
+        np.testing.assert_allclose(plain, computed, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("recompute_first", [True, False])
+def test_uses_of_a_layer_are_a_chain_under_a_sequence_axis(recompute_first):
+    model = annotate(Chain(*[nn.Linear(4, 4)] * 3), Annotation(blocks=("blocks.*",)))
+    x = paddle.rand([5, 4])
+    expected = model(x)
+    for step in ("recompute", "chain") if recompute_first else ("chain", "recompute"):
+        if step == "chain":
+            assert len({id(block) for block in settle(model, chain=True)}) == 3
+        else:
+            recomputed(model, Recompute.parse("full"))
+    np.testing.assert_array_equal(model(x), expected)
 
 
 class InTokens(nn.Layer):

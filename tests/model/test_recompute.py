@@ -8,6 +8,7 @@ import pytest
 from paddle import nn
 
 from models import gpt, llama, vit
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
@@ -16,6 +17,7 @@ from paddle_dp.mesh.mesh import seed_ranks
 from paddle_dp.model.recompute import recomputed
 from paddle_dp.part import read_part
 from paddle_dp.units import Recompute
+from tests.house.datasets import Points
 from tests.house.learners import task_of
 from tests.ranks import run_ranks
 
@@ -196,6 +198,44 @@ def test_several_ranks_learn_the_same_bits():
     """Averaging in backward (paddle.DataParallel), and fleet's pipeline, in low precision too."""
     layouts = [("data_parallel", {}, "float32"), ("hybrid", {"pipeline": 2}, "bfloat16")]
     assert run_ranks(several, 2, layouts) == [[[True] * 4] * 2] * 2
+
+
+class Reused(nn.Layer):
+    """ALBERT: one layer in every place of a list, between layers that are no blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+        layer = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.3))
+        self.layers = nn.LayerList([layer] * 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def reused(recompute, folder):
+    paddle.seed(0)
+    model = Reused()
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
+    trainer = Trainer.of(
+        model=model, loss="cross_entropy", optimizer=optimizer, train=Points(24), batch=6, length="6 steps",
+        micro_batches=2, folder=folder, callbacks=[], blocks=["layers.*"],
+        strategy={"use": "data_parallel", "recompute": recompute},
+    )  # fmt: skip
+    trainer.fit()
+    return [parameter.numpy() for parameter in model.parameters()]
+
+
+def test_a_layer_that_is_used_three_times_learns_the_same_recomputed(tmp_path):
+    """With dropout, on one rank and on two. It was refused: "forward is not its blocks one after another"."""
+    expected = run_ranks(reused, 1, "none", str(tmp_path / "plain"))[0]
+    for ranks in (1, 2):
+        learned = run_ranks(reused, ranks, "full", str(tmp_path / f"{ranks}"))[0]
+        for a, b in zip(expected, learned, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.long
