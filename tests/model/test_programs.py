@@ -83,13 +83,14 @@ def test_layers_in_programs_are_those_below_a_program() -> None:
     assert layers_in_programs(built("")) == []
     model = built("sublayer")
     assert layers_in_programs(model) == [model.first.linear]
-    assert len(layers_in_programs(built("method"))) == 5
+    assert layers_in_programs(built("method")) == []
 
 
 @pytest.mark.parametrize(
     ("layout", "remedy"),
     [
         (Layout(degrees=Degrees(data=2)), "sync_batch_norm=false"),
+        (Layout(degrees=Degrees(sharding=2)), "sync_batch_norm=false"),
         (Layout(degrees=Degrees(tensor=2)), "ranks of the tensor axis"),
         (Layout(degrees=Degrees(sequence=2)), "ranks of the sequence axis"),
         (Layout(degrees=Degrees(sharding=2), sharding_stage=3), "sharding_stage=2"),
@@ -100,6 +101,13 @@ def test_a_layout_that_exchanges_within_a_program_is_refused(layout: Layout, rem
     check_programs(model, layout, True)
     with pytest.raises(UsageError, match=f"is a program, and .*{remedy}"):
         check_programs(paddle.jit.to_static(model), layout, True)
+
+
+def test_a_batch_norm_that_keeps_its_statistics_or_is_on_one_reader_is_not() -> None:
+    model = paddle.jit.to_static(nn.Sequential(Model(), nn.BatchNorm1D(4)))
+    check_programs(model, Layout(degrees=Degrees(pipeline=2)), True)
+    model[1].eval()
+    check_programs(model, Layout(degrees=Degrees(data=2)), True)
 
 
 @pytest.mark.parametrize("axis", ["data", "pipeline", "sharding"])
