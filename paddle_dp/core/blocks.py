@@ -96,10 +96,10 @@ def is_table(model: nn.Layer) -> bool:
 def has_groups(model: nn.Layer) -> bool:
     """Whether some blocks are groups or functions, which the model's own forward does not run: `settle` then makes
     forward the chain of the blocks. Where all are layers, forward runs them, and others between them."""
-    return any(isinstance(own_layer(block), (BlockGroup, Function)) for block in blocks_of(model))
+    return any(isinstance(used_layer(block), (BlockGroup, Function)) for block in blocks_of(model))
 
 
-def own_layer(block: nn.Layer) -> nn.Layer:
+def used_layer(block: nn.Layer) -> nn.Layer:
     """The model's layer of which `block` is one of several uses; any other block itself."""
     return block[0] if isinstance(block, _Use) else block
 

@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import call, leaves
-from paddle_dp.core.batch_norm import SyncBatchNorm, is_batch_norm, local_norms
+from paddle_dp.core.batch_norm import SyncBatchNorm, is_local, local_norms
 from paddle_dp.core.extra_forwards import extra_forwards, random_state
 from paddle_dp.core.lora import adapted_layers
 from paddle_dp.core.programs import layers_in_programs
@@ -53,10 +53,6 @@ def check_compiles(recipe: Recipe, layout: Layout, model: nn.Layer | None = None
         _refuse(_SYNCHRONIZED)
 
 
-def _learns_statistics(layer: nn.Layer) -> bool:
-    return is_batch_norm(layer) and layer.training and not layer._use_global_stats
-
-
 def check_programs(model: nn.Layer, layout: Layout, sync: bool) -> None:
     """Raises UsageError for a model in which a forward is a program (paddle.jit.to_static) in a layout that exchanges
     within it. `sync`: a BatchNorm normalizes over all ranks."""
@@ -64,7 +60,8 @@ def check_programs(model: nn.Layer, layout: Layout, sync: bool) -> None:
     if not inside:
         return
     reason = ""
-    if sync and degrees.data * degrees.sharding > 1 and any(map(_learns_statistics, inside)):
+    learns = any(is_local(layer) or isinstance(layer, SyncBatchNorm) for layer in inside)
+    if sync and learns and degrees.data * degrees.sharding > 1:
         reason = "BatchNorm over all ranks exchanges within it: set strategy.sync_batch_norm=false"
     for axis in ("tensor", "sequence"):
         if degrees.as_dict()[axis] > 1:

@@ -18,7 +18,7 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
 from paddle_dp.core.batch_norm import statistics
-from paddle_dp.core.blocks import blocks_of, outside, own_layer, settle
+from paddle_dp.core.blocks import blocks_of, outside, settle, used_layer
 from paddle_dp.core.buffers import copies
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
@@ -43,7 +43,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
         return model
     blocks = settle(model)
     end = None if outside(model, blocks) else -1
-    chosen = {id(layer): layer for layer in map(own_layer, blocks[how.blocks - 1 : end : how.blocks])}
+    chosen = {id(layer): layer for layer in map(used_layer, blocks[how.blocks - 1 : end : how.blocks])}
     for block in chosen.values():
         wrap(block, "forward", "recompute", partial(_with_recompute, block=block))
     return model
