@@ -158,16 +158,12 @@ class BatchRunner:
             outputs = call(self.placed.model, micro_batch.inputs, self._signature)
             return self.loss(outputs, micro_batch.targets)
 
-    @property
-    def score_is_collective(self) -> bool:
-        """Whether all readers must call every `score` together, also with a dummy."""
-        return self.weights.collective_forward or self.loss.compares == "ranks"
-
     def score(self, micro_batch: MicroBatch) -> Score | None:
         """The loss and scores of these samples, in the model's current mode and without gradients.
 
-        None for a dummy, and on pipeline stages without the outputs. All ranks of a reader call it together and get the
-        same sums; only the one with `mesh.is_loss_rank` counts.
+        None for a dummy, which takes part in exchanges of the model's and the loss's, and on pipeline stages without
+        the outputs. All ranks of a reader call it together and get the same sums; only the one with `mesh.is_loss_rank`
+        counts.
         """
         micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)
@@ -175,7 +171,7 @@ class BatchRunner:
             return self._score(micro_batch, outputs)
 
     def _score(self, micro_batch: MicroBatch, outputs: Any) -> Score | None:
-        if outputs is None or (micro_batch.is_dummy and self.loss.compares != "ranks"):
+        if outputs is None:
             return None
         with paddle.no_grad(), self.loss.present(not micro_batch.is_dummy):
             with self.mixed.context():

@@ -169,9 +169,8 @@ def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[M
             learner.model.eval()
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
-                    if learner.runner.score_is_collective or not micro_batch.is_dummy:
-                        with draws.around_evaluation(batch, micro_batch, size, learner.placed.named_layers):
-                            tally.add(learner, batch, micro_batch)
+                    with draws.around_evaluation(batch, micro_batch, size, learner.placed.named_layers):
+                        tally.add(learner, batch, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
     return tally

@@ -75,6 +75,47 @@ def test_ranks_count_every_sample_once(alone, four):
         assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
 
+def evaluated_with_exchanges(folder):
+    """The evaluation of 21 samples in batches of 10, by a model and a loss with collectives of their own."""
+    import paddle
+    import paddle.distributed as dist
+    from paddle import nn
+
+    from paddle_dp import Trainer
+
+    untried()
+    paddle.seed(3)
+
+    def exchanged(x):
+        if dist.get_world_size() > 1:
+            dist.all_gather([], x.detach().mean(0))
+        return x
+
+    class Exchanging(nn.Linear):
+        def forward(self, x):
+            return exchanged(super().forward(x))
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(exchanged(outputs), targets, reduction="none")
+
+    class Some(Points):
+        def __len__(self):
+            return 21
+
+    trainer = Trainer.of(
+        model=Exchanging(4, CLASSES), train=Points(), loss=loss, optimizer="sgd", batch=10, test=Some(), folder=folder,
+        length="1 step", callbacks=["evaluate"],
+    )  # fmt: skip
+    return trainer.evaluate().numbers["loss"]
+
+
+def test_ranks_without_a_sample_take_part_in_exchanges_of_the_model_and_the_loss(tmp_path):
+    """The rank with the 21st sample waited for the other until patience ended."""
+    expected = run_ranks(evaluated_with_exchanges, 1, str(tmp_path / "one"))[0]
+    for loss in run_ranks(evaluated_with_exchanges, 2, str(tmp_path / "two"), timeout=60):
+        assert loss == pytest.approx(expected, rel=1e-6)
+
+
 EVERY_THIRD = {"samples": 8, "batch": 3}
 
 
