@@ -59,7 +59,10 @@ def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
         match = _COUNTED.fullmatch(key, length) if key[:length] in owners else None
         if match:
             return owners[key[:length]], match[1]
-    raise CheckpointError(f"The optimizer holds '{key}', which belongs to none of the model's parameters.")
+    raise CheckpointError(
+        f"The optimizer holds '{key}', which belongs to none of the model's parameters. If a layer was replaced after "
+        "the optimizer had been made, make another one of the model's present parameters, and another Trainer with it."
+    )
 
 
 def load_optimizer(

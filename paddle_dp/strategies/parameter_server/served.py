@@ -48,8 +48,15 @@ class HostGroup:
             passed_on.serve(list(workers))
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-        """Every worker's `tensor` (equal shapes and dtypes), in rank order. Collective over the workers."""
-        assert self._messages is not None, "a server has no forward"
+        """Every worker's `tensor` (equal shapes and dtypes), in rank order. Collective over the workers.
+
+        Raises UsageError on a server.
+        """
+        if self._messages is None:  # a forward of the script's, after its fit
+            raise UsageError(
+                "this rank is a server of strategy parameter_server and has no samples: a BatchNorm in training mode "
+                "exchanges with workers alone. Let the script run its forward only where trainer.mesh.reads is true."
+            )
         rows = self._messages.gather(copied_bytes(tensor), "an exchange between the workers")
         return tensors_of(rows[1:], tensor)
 
