@@ -27,10 +27,10 @@ Digest = tuple[int, int]
 CHANGED = "Is something changed, or random, on one rank only?"
 DRAWN = (
     "Were these weights drawn by something else than Paddle's generator, or after an earlier Trainer.of, which gives "
-    "each rank random numbers of its own? In a script, call paddle.seed(0) before each model is built."
+    "each rank different random numbers? In a script, call paddle.seed(0) before each model is built."
 )
 CONTINUED = (
-    f"{CHANGED} If it is in the optimizer, has that one trained under local_sgd before, which leaves each rank its own "
+    f"{CHANGED} If it is in the optimizer, has that one trained under local_sgd before, which leaves each rank different "
     "states? Then make another one of the model's parameters, or train there with optimizer_states: averaged."
 )
 
