@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -32,11 +33,16 @@ from paddle_dp.data.mix import Mixture, mixed
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
+from paddle_dp.identity.user_frames import location, user_frames
 from paddle_dp.learner import Task
 from paddle_dp.mesh.heartbeat import STARTED
 
 SECONDS = 60.0  # for the whole trial
 RECORD = "trial.json"  # in an attempt's folder
+_MEAN = (
+    "A mean over the ranks is one process's only if all have equally many samples: let a loss return (total, count), "
+    "or several terms by across: docs/add-a-part.md#several-terms-each-with-its-own-count"
+)
 _REFUSALS = ("LossError", "UsageError")
 _LEFT_OUT = ("PADDLE_", "FLAGS_selected_")  # variables that would make the process a rank
 
@@ -106,8 +112,10 @@ def _refuse_exchanges() -> None:
 
     def refuse(name: str) -> Callable[..., Any]:
         def exchange(*_: Any, **__: Any) -> Any:
+            caller = next(user_frames(traceback.walk_stack(None)), None)
+            line = f" ({location(*caller)[0]})" if caller else ""
             raise TrialError(
-                f"the model or the loss exchanges with other ranks, by {name}, and a trial has none"
+                f"the model or the loss exchanges with other ranks, by {name}{line}, and a trial has none. {_MEAN}"
             )
 
         return exchange

@@ -30,8 +30,8 @@ DRAWN = (
     "each rank different random numbers? In a script, call paddle.seed(0) before each model is built."
 )
 CONTINUED = (
-    f"{CHANGED} If it is in the optimizer, has that one trained under local_sgd before, which leaves each rank different "
-    "states? Then make another one of the model's parameters, or train there with optimizer_states: averaged."
+    f"{CHANGED} If it is in the optimizer, has that one trained under local_sgd before, which leaves the ranks "
+    "different states? Then make another one of the model's parameters, or train there with optimizer_states: averaged."
 )
 
 
