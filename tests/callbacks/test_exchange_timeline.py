@@ -153,10 +153,10 @@ def test_of_two_ranks_backward_and_what_they_hand_over_are_seen(
 ) -> None:
     words = [
         f"output_dir={tmp_path}",
-        "train.length=24 steps",
+        "train.length=48 steps",
         f"strategy={{use: data_parallel, exchange: {exchange}}}",
     ]
-    words += ["callbacks=[{use: timeline, start: 16, steps: 3}]"]
+    words += ["callbacks=[{use: timeline, start: 40, steps: 3}]"]
     run_ranks(record, 2, "configs/digits_mlp.yaml", words)
     events = [
         e for e in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"] if e["ph"] == "X"
