@@ -144,7 +144,6 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     rate of 1e-3.
     Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
     """
-    arguments.check_objects(model, loss, optimizer, schedule)
     _refuse_finished(model, optimizer, adapter)
     arguments.check_lists(callbacks=callbacks, metrics=metrics, blocks=blocks)
     arguments.check_mappings(cuts=cuts or {}, attention_methods=attention_methods or {})
@@ -272,8 +271,9 @@ def _joined() -> Mesh:
 
 
 def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
-    """Raises UsageError for a model that an earlier training has split, and for a finished optimizer that it has dealt
-    to the ranks, or that was made before the adapter. An earlier training's clips are the optimizer's again."""
+    """Raises UsageError for a model that exchanges its gradients itself or that an earlier training has split, and for
+    a finished optimizer that it has dealt to the ranks, or that was made before the adapter. An earlier training's
+    clips are the optimizer's again."""
     import paddle
 
     from paddle_dp.core.optimizer import renew
@@ -285,6 +285,12 @@ def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
         raise UsageError(
             "Trainer.of.optimizer: a finished one does not have the adapter's parameters: give it by word, class or "
             "function."
+        )
+
+    if isinstance(model, paddle.DataParallel) or type(model).__module__.startswith("paddle.distributed"):
+        raise UsageError(
+            f"Trainer.of.model: it is wrapped in {type(model).__name__}. Give the model itself, and the "
+            "optimizer its parameters: the trainer makes the exchange."
         )
 
 

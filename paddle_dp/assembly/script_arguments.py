@@ -19,7 +19,7 @@ from paddle_dp.part import Annotation, ErrorContext, Part, annotate, read_part, 
 from paddle_dp.part.aliases import find_hint
 from paddle_dp.part.call import config_of, validate_callable
 from paddle_dp.part.settings import settings_of_objects
-from paddle_dp.recipe import BatchRamp, Load, LoaderSettings, Recipe, Train, TurnSettings
+from paddle_dp.recipe import BatchRamp, Load, LoaderSettings, Train, TurnSettings
 from paddle_dp.recipe.train_schema import refuse_epochs
 
 OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
@@ -65,17 +65,7 @@ def _meant(name: str, names: Sequence[str]) -> str:
         return f" Here that is {group if last == 'use' else last}=…{note}."
     if group in names and group not in ("train", "callbacks", "model"):  # objects here, and a list
         return f" Here that is {group}={{'{last}': …}}{note}."
-    if hint and hint.key.startswith("callbacks."):
-        return f" Here that is a callback: callbacks=[{_callback(*hint.key.split('.')[1:])}, …]{note}."
-    if (setting := last or name) in ("device", "patience"):
-        return f" Give it to join before: join({setting}=…)."
-    if name in (*Train.__dataclass_fields__, *Recipe.model_fields):
-        return " Recipes have it, scripts do not (docs/library.md)."
     return did_you_mean(name, names)
-
-
-def _callback(name: str, setting: str = "") -> str:
-    return f"{{'use': '{name}', '{setting}': …}}" if setting else f"'{name}'"
 
 
 @dataclass(frozen=True)
@@ -209,12 +199,6 @@ def read_group(kind: type[S], value: Any, key: str) -> S:
     """Reads the settings of a key as in a recipe; an instance stays as it is."""
     if isinstance(value, kind):
         return value
-    if not isinstance(value, Mapping):
-        first, *more = inspect.signature(kind).parameters
-        raise UsageError(
-            f"Trainer.of.{key}: {value!r} is no table of settings: write {key}={{'{first}': …}}. "
-            f"It has {', '.join([first, *more])}."
-        )
     return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
 
 
@@ -260,51 +244,6 @@ def loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderS
     if isinstance(value, Mapping) and isinstance(timeout := value.get("timeout"), (int, float)):
         value = {**value, "timeout": f"{timeout} s"}
     return read_group(LoaderSettings, value or {}, "loader")
-
-
-def check_objects(model: Any, loss: Any, optimizer: Any, schedule: Any) -> None:
-    """Raises UsageError for a class in place of an object, for an object of another kind, and for one that fleet or
-    paddle.Model has wrapped."""
-    import paddle
-
-    exchanges = "Give the model itself, and the optimizer its parameters: the trainer makes the exchange."
-    if isinstance(model, paddle.DataParallel) or _is_fleets(model):
-        raise UsageError(f"Trainer.of.model: it is wrapped in {type(model).__name__}. {exchanges}")
-    if isinstance(model, paddle.Model):
-        raise UsageError(
-            "Trainer.of.model: a paddle.Model trains by itself. Give its network, model=model.network, and loss, "
-            "optimizer and metrics, which prepare() has, as arguments."
-        )
-    if not isinstance(model, paddle.nn.Layer):
-        raise UsageError(f"Trainer.of.model: {_no_object(model, 'paddle.nn.Layer')}")
-    is_loss = callable(loss) and not (isinstance(loss, type) and issubclass(loss, paddle.nn.Layer))
-    if not (loss is None or is_loss or isinstance(loss, (str, Mapping))):
-        raise UsageError(f"Trainer.of.loss: {_no_object(loss, 'function of (outputs, targets)')}")
-    if _is_fleets(optimizer):
-        raise UsageError(
-            f"Trainer.of.optimizer: it is wrapped in {type(optimizer).__name__}. Give the optimizer itself, without "
-            "fleet.distributed_optimizer: the strategy decides what is exchanged."
-        )
-    if not (
-        callable(optimizer) or isinstance(optimizer, (str, Mapping, list, tuple, paddle.optimizer.Optimizer))
-    ):
-        raise UsageError(f"Trainer.of.optimizer: {_no_object(optimizer, 'paddle.optimizer.Optimizer')}")
-    is_schedule = hasattr(schedule, "step") and not isinstance(schedule, type)
-    if not (schedule is None or is_schedule or isinstance(schedule, (str, Mapping))):
-        constant = "A constant rate is schedule={'use': 'constant', 'learning_rate': 1e-3}."
-        raise UsageError(
-            f"Trainer.of.schedule: {_no_object(schedule, 'paddle.optimizer.lr.LRScheduler')} {constant}"
-        )
-
-
-def _is_fleets(wrapped: Any) -> bool:
-    return type(wrapped).__module__.startswith("paddle.distributed")
-
-
-def _no_object(value: Any, kind: str) -> str:
-    if isinstance(value, type):
-        return f"{value.__name__} is a class: give an object of it."
-    return f"{value!r} is no {kind}."
 
 
 def check_lists(**lists: Any) -> None:

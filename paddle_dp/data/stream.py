@@ -211,17 +211,13 @@ def as_dataset(
     samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes a new iterator, because
     one can be read only once; `once`: a single process reads it, once; None: nothing does. Raises UsageError for an
     iterator with neither, for one to be read once without `samples`, for an endless stream without `samples`, for a
-    data set without len(), and for a loader or a batch sampler.
+    data set without len(), and for a loader.
     """
-    from paddle.io import BatchSampler
-
-    # Paddle's or PyTorch's DataLoader
     is_loader = hasattr(source, "batch_sampler") and hasattr(source, "dataset")
-    if isinstance(source, BatchSampler) or (is_loader and not hasattr(source, "__getitem__")):
-        kind = f" ({type(source.dataset).__name__})" if hasattr(source, "dataset") else ""
+    if is_loader and not hasattr(source, "__getitem__"):  # Paddle's or PyTorch's DataLoader
         raise UsageError(
-            f"{name}: a {type(source).__name__} makes batches, which would count as samples. Give its data set{kind} "
-            "and the global batch size: ranks share the batches by themselves."
+            f"{name}: a {type(source).__name__} makes batches, which would count as samples. Give its data set "
+            f"({type(source.dataset).__name__}) and the global batch size: ranks share the batches by themselves."
         )
     if not is_stream(source):
         _require_length(source, name)
