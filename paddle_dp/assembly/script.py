@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly import script_arguments as arguments
+from paddle_dp.assembly.argument_types import check_layers
 from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
 from paddle_dp.assembly.script_arguments import OWNER, NameOrSettings
 from paddle_dp.core.parameter_groups import base_of, group
@@ -280,17 +281,12 @@ def _refuse_finished(model: Any, optimizer: Any, adapter: Any) -> None:
     from paddle_dp.core.split_models import check_unsplit
 
     check_unsplit(model)
+    check_layers(model)
     renew(optimizer)
     if adapter and isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UsageError(
             "Trainer.of.optimizer: a finished one does not have the adapter's parameters: give it by word, class or "
             "function."
-        )
-
-    if isinstance(model, paddle.DataParallel) or type(model).__module__.startswith("paddle.distributed"):
-        raise UsageError(
-            f"Trainer.of.model: it is wrapped in {type(model).__name__}. Give the model itself, and the "
-            "optimizer its parameters: the trainer makes the exchange."
         )
 
 

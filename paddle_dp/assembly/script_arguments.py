@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
+from paddle_dp.assembly.argument_types import check_types
 from paddle_dp.core.turns import MakeTurnOptimizers
 from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.part import Annotation, ErrorContext, Part, annotate, read_part, read_settings
@@ -26,6 +27,15 @@ OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
 S = TypeVar("S")
 P = ParamSpec("P")
 _DATA = r"(?P<part>(train|eval|valid|val|test|dev)\w*?_?)?(data|dataset|dataloader|loader|set)s?"  # other tools' words
+# Settings of a recipe's `train`, and of the recipe, that are no arguments of Trainer.of.
+_ELSEWHERE = {
+    "device": "Here that is join(device=…), before the model is made.",
+    "patience": "Of exchanges on CPUs that is join(patience=…), in seconds; of evaluations callbacks=[…, {'use': "
+    "'early_stop', 'patience': …}].",
+    "compile": "A recipe alone has it: train.compile.",
+    "max_time": "A recipe alone has it: train.max_time. SIGTERM lets a script's training save a checkpoint and end.",
+    "watch": "A recipe alone has it.",
+}
 _ANY_LENGTH = ("constant", "inverse_sqrt", "milestones", "plateau")  # schedules whose rates it leaves alone
 _BY_NAME = (  # of an optimizer's partial
     "Give it settings alone, by name, as in partial(AdamW, weight_decay=0.1): the parameters are the model's, and the "
@@ -36,8 +46,11 @@ NameOrSettings = str | Mapping[str, Any]
 
 
 def answering_unknown(make: Callable[P, S]) -> Callable[P, S]:
-    """Wraps `Trainer.of`: an unknown argument is answered as an unknown key of a recipe is. Raises UsageError."""
-    names = list(inspect.signature(make).parameters)[1:]
+    """Wraps `Trainer.of`: an unknown argument is answered as an unknown key of a recipe is, and one of a wrong type by
+    the types that it takes. Raises UsageError."""
+    parameters = list(inspect.signature(make).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
     @wraps(make)
     def answered(*arguments: P.args, **named: P.kwargs) -> S:
@@ -47,6 +60,7 @@ def answering_unknown(make: Callable[P, S]) -> Callable[P, S]:
             )
         if unknown := [name for name in named if name not in names]:
             raise UsageError(f"Trainer.of has no argument '{unknown[0]}'.{_meant(unknown[0], names)}")
+        check_types(named, required)
         return make(*arguments, **named)
 
     return answered
@@ -59,11 +73,18 @@ def _meant(name: str, names: Sequence[str]) -> str:
     hint = find_hint(name, exactly=True)
     if hint and not hint.key:
         return " Here that is resume=…." if "--resume" in hint.note else hint.sentence
-    group, _, last = hint.key.replace("output_dir", "folder").rpartition(".") if hint else ("", "", "")
+    key = hint.key if hint else name
+    group, _, last = {"output_dir": "folder", "name": "folder"}.get(key, key).rpartition(".")
+    if last in _ELSEWHERE and group in ("", "train"):
+        return f" {_ELSEWHERE[last]}"
     note = f" ({hint.note})" if hint and hint.tool and hint.note else ""
     if (last in names and group in ("", "train")) or (last == "use" and group in names):
         return f" Here that is {group if last == 'use' else last}=…{note}."
-    if group in names and group not in ("train", "callbacks", "model"):  # objects here, and a list
+    shelf, _, part = group.rpartition(".") if group.count(".") else (group, "", last)
+    if shelf in ("callbacks", "metrics"):  # lists
+        setting = f"{{'use': '{part}', '{last}': …}}" if part != last else f"'{part}'"
+        return f" Here that is {shelf}=[…, {setting}]{note}."
+    if group in names and group not in ("train", "model"):  # objects here
         return f" Here that is {group}={{'{last}': …}}{note}."
     return did_you_mean(name, names)
 

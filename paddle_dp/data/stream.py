@@ -10,7 +10,7 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -258,7 +258,11 @@ def is_stream(source: Any) -> bool:
 
 
 def _require_length(source: Any, name: str) -> None:
-    """Raises UsageError for a data set, other than None, whose samples `len` does not count."""
+    """Raises UsageError for a data set, other than None, whose samples `len` does not count, and for its word."""
+    if isinstance(source, str) or (isinstance(source, Mapping) and "use" in source):
+        raise UsageError(
+            f"{name}: {source!r} is no data set. Give the object itself, with len(d) and d[i] → (input, target)."
+        )
     try:
         if source is not None:
             len(source)

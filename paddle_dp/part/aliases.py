@@ -70,13 +70,13 @@ by_epoch                                  | PaddleClas       | -                
 lr_decay_style                            | Megatron         | schedule.use           | constant, cosine, wsd, inverse_sqrt, polynomial (linear is polynomial)
 lr_decay_iters decay_steps                | Megatron, PaddleNLP | -                   | {_ENDS}
 epochs num_epochs max_epochs num_train_epochs n_epochs | HF, PaddleClas, Lightning | train.length | {_UNITS}
-max_steps iters train_iters num_steps total_steps max_iters steps step | HF, Megatron, Lightning | train.length | {_UNITS}
+max_steps iters train_iters num_steps total_steps max_iters steps step num_iters | HF, Megatron, Lightning | train.length | {_UNITS}
 batch_size                                | torch, PaddleClas | train.batch           | {_BATCH}
 global_batch_size train_batch_size        | Megatron, DeepSpeed | train.batch         |
 per_device_train_batch_size per_device_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu | HF, PaddleNLP, DeepSpeed | train.batch | {_BATCH}. {_PARTS}
 per_device_eval_batch_size per_gpu_eval_batch_size eval_batch_size | HF, PaddleNLP | evaluation.batch | {_EVAL_BATCH}
 val_batch_size validation_batch_size      | torch, timm      | evaluation.batch       | of all ranks together
-max_eval_samples limit_val_batches eval_iters test_iters max_evaluate_steps | HF, Lightning, Megatron, PaddleNLP | evaluation.samples | a number of samples, spread over the data set
+max_eval_samples limit_val_batches limit_test_batches eval_iters test_iters max_evaluate_steps | HF, Lightning, Megatron, PaddleNLP | evaluation.samples | a number of samples, spread over the data set
 gradient_accumulation_steps accumulate_grad_batches update_freq accum_grad accumulation_steps grad_accum | HF, Lightning, PaddleClas | train.micro_batches | {_PARTS}
 micro_batch_size local_batch_size         | Megatron, fleet, torchtitan | train.micro_batches | a number of parts; theirs is the size of one, which splits global_batch_size: train.micro_batches is global_batch_size / (theirs × data-parallel ranks). Without a global batch, train.batch is theirs × data-parallel ranks × accumulate_steps
 rampup_batch_size                         | Megatron         | train.batch_ramp       | {start: 64, increment: 64, every: 100 steps}; theirs counts samples, ours updates
@@ -84,9 +84,9 @@ accumulate_steps                          | fleet            | train.micro_batch
 k_steps gradient_merge                    | fleet            | train.micro_batches    | {_MERGE}
 eval_accumulation_steps                   | HF               | -                      | held-out scores are sums, which take no memory
 auto_find_batch_size                      | HF               | train.micro_batches    | auto: the smallest number that fits a transformer; the update stays the same
-dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval level | HF, PaddleNLP, PaddleClas, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
+dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval amp_configs level | HF, PaddleNLP, PaddleClas, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
 amp_master_grad multi_precision use_multi_precision | PaddleNLP, Paddle | train.precision | {_LEVEL}
-loss_scale scale_loss scale_loss_window init_loss_scaling | Paddle, PaddleClas | train.precision | precision: {dtype: float16, scale: …}
+loss_scale scale_loss scale_loss_window init_loss_scaling grad_scaler scaler | Paddle, PaddleClas | train.precision | precision: {dtype: float16, scale: …}
 tf32                                      | HF               | -                      | FLAGS_use_tf32 of Paddle
 random_seed                               | Paddle           | train.seed             |
 data_seed                                 | HF               | train.seed             | one seed gives weights, order and masks
@@ -96,7 +96,7 @@ num_workers dataloader_num_workers workers | torch, HF       | loader.num_worker
 dataloader_prefetch_factor prefetch_factor | torch, HF       | loader.prefetch        | batches of a rank, not of a worker
 pin_memory dataloader_pin_memory persistent_workers dataloader_persistent_workers use_shared_memory use_dali | torch, HF, PaddleClas | - | workers and memory of the loader last for the whole training as it is
 shuffle                                   | torch            | -                      | training samples are shuffled by train.seed in every epoch, held-out ones never
-sampler                                   | torch, PaddleClas | -                     | the loader makes its own, for each number of ranks; Sampler.batch_size is train.batch
+sampler batch_sampler                     | torch, PaddleClas | -                     | the loader makes its own, for each number of ranks; Sampler.batch_size is train.batch
 remove_unused_columns label_names group_by_length length_column_name past_index | HF | - | {_DATA}; loader.pad makes samples of unequal lengths equal
 data_collator collate_fn                  | HF, torch        | loader.collate         | the data set's collate_fn gets one sample at a time: collate: batch passes it the whole global batch
 even_batches use_distributed_sampler      | HF accelerate, Lightning | -              | {_ONCE}
@@ -119,7 +119,7 @@ optim optimizer_name                      | HF               | optimizer.use    
 adafactor                                 | HF               | optimizer.use          | optimizer: {use: adafactor}
 optim_args optim_target_modules           | HF               | optimizer.use          | paddle.optimizer's classes and yours: use: package.Class
 label_smoothing_factor ls_epsilon         | HF, PaddleClas   | loss.label_smoothing   | of loss cross_entropy
-loss_type criterion                       | PaddleNLP, torch | loss.use               |
+loss_type criterion loss_fn               | PaddleNLP, torch | loss.use               |
 dp dp_degree data_parallel_degree data_parallel_size | fleet, PaddleNLP, Megatron | strategy.data | of strategy hybrid
 tp mp mp_degree tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size model_parallel_size mp_parameters | fleet, PaddleNLP, Megatron | strategy.tensor | of strategy hybrid
 pp pp_degree pipeline_parallel_degree pipeline_parallel_size pipeline_model_parallel_size | fleet, PaddleNLP, Megatron | strategy.pipeline | of strategy hybrid
@@ -162,9 +162,9 @@ metric_for_best_model monitor             | HF, Lightning    | callbacks.checkpo
 greater_is_better mode                    | HF, Lightning    | -                      | {_BEST}
 early_stopping_patience                   | HF               | callbacks.early_stop.patience | evaluations without improvement
 early_stopping_threshold min_delta        | HF, Lightning    | callbacks.early_stop.by |
-save_steps save_interval save_epoch_interval save_strategy every_n_epochs every_n_train_steps save_freq | HF, PaddleClas, Lightning | callbacks.checkpoint.every | {_EVERY}
+save_steps save_interval save_epoch_interval save_strategy every_n_epochs every_n_train_steps save_freq | HF, PaddleClas, Lightning, paddle.Model | callbacks.checkpoint.every | {_EVERY}
 save_total_limit save_top_k max_to_keep keep_checkpoint_max keep_latest_k | HF, Lightning, torchtitan | callbacks.checkpoint.keep | the newest so many; the best is kept, too
-save_safetensors save_on_each_node save_only_model save_checkpoint_format | HF, PaddleNLP | callbacks.checkpoint | a checkpoint is whole, in safetensors; paddle-dp export and merge write the model alone
+enable_checkpointing save_safetensors save_on_each_node save_only_model save_checkpoint_format | HF, PaddleNLP | callbacks.checkpoint | a checkpoint is whole, in safetensors; paddle-dp export and merge write the model alone
 restore_callback_states_from_checkpoint ignore_data_skip resume_from_checkpoint resume checkpoints ckpt_path | HF, PaddleClas, Lightning | - | {_HOW}
 unified_checkpoint                        | PaddleNLP        | -                      | every checkpoint is: it continues on any number of ranks, in any layout
 fast_dev_run overfit_batches limit_train_batches | Lightning | train.length           | {_TRY}
@@ -173,12 +173,12 @@ overwrite_output_dir                      | HF               | -                
 eval_steps eval_interval evaluation_strategy eval_strategy val_check_interval check_val_every_n_epoch eval_freq eval_delay eval_on_start eval_during_train start_eval_epoch | HF, PaddleClas, Lightning | callbacks.evaluate.every | {_EVERY}
 eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
 compute_metrics torchmetrics              | HF, Lightning    | metrics                | by name, [{use: auc}], or functions of all (outputs, targets) (docs/metrics.md)
-logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
+logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy log_freq | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
 logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite       | stop, skip or rewind
 terminate_on_nan                          | Lightning        | guard.non_finite       | stop
 report_to logger wandb mlflow use_visualdl vdl project trackio_space_id logging_dir | HF, Lightning, PaddleClas | callbacks.dashboard | VisualDL; or callbacks.tensorboard, trackio, swanlab; metrics.jsonl of a run is for all others
 tensorboard use_tensorboard               | HF, Lightning    | callbacks.tensorboard  | the dashboard's curves for TensorBoard
-disable_tqdm enable_progress_bar log_level log_level_replica log_on_each_node skip_memory_metrics | HF, Lightning | callbacks.console | leave it out of callbacks for no bar
+disable_tqdm verbose enable_progress_bar log_level log_level_replica log_on_each_node skip_memory_metrics | HF, Lightning | callbacks.console | leave it out of callbacks for no bar
 include_tokens_per_second include_num_input_tokens_seen | HF    | -                      | the console and metrics.jsonl show samples a second
 save_dir log_dir default_root_dir output  | Paddle, Lightning | output_dir            |
 run_name exp_name experiment_name         | HF               | name                   |
@@ -218,7 +218,7 @@ hidden_dropout attention_dropout resid_pdrop attn_pdrop | Megatron, HF | model.d
 use_ema ema_decay EMA                     | PaddleClas       | ema.decay              |
 neftune_noise_alpha use_liger_kernel liger_kernel_config use_flash_attention use_ipex torch_empty_cache_steps hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token debug tpu_num_cores tpu_metrics_debug use_legacy_prediction_loop ray_scope fuse_attention_qkv fuse_attention_ffn use_fused_rms_norm use_fused_rope | HF, PaddleNLP | - | {_NONE}
 device use_gpu use_cpu no_cuda use_mps_device place accelerator | Paddle, HF, Lightning | train.device | {_DEVICE}
-local_rank nproc_per_node num_gpus trainers | launchers, HF    | -                      | {_LAUNCH} --ranks N
+local_rank nproc_per_node num_gpus trainers world_size | launchers, HF    | -                      | {_LAUNCH} --ranks N
 devices gpus                              | Lightning, launchers | -                  | {_LAUNCH} --devices 0,1 for these, --ranks N for a number of them
 nnodes num_nodes                          | launchers, Lightning | -                  | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT; {_NODES}
 node_rank master_addr master_port         | launchers        | -                      | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT
