@@ -256,8 +256,8 @@ def join(
         here = Environment.read()
         if here.ranks > 1 and paddle.distributed.is_initialized():
             raise UsageError(
-                "the parallel environment was made before, by paddle.distributed.init_parallel_env() or fleet.init(): "
-                "leave that call out. join(), and every Trainer, makes it."
+                "the parallel environment was made before, by paddle.distributed.init_parallel_env(), fleet.init() or "
+                "paddle.Model(): leave that call out. join(), and every Trainer, makes it."
             )
         servers = servers if servers < here.ranks else 0
         degrees = Degrees(data=here.ranks - servers, servers=servers)

@@ -44,7 +44,9 @@ def test_a_parallel_environment_that_was_made_before_is_named(monkeypatch):
     monkeypatch.setattr(paddle.distributed, "is_initialized", lambda: True)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
-    with pytest.raises(UsageError, match=r"init_parallel_env\(\), fleet.init\(\) or paddle.Model\(\): leave that call out"):
+    with pytest.raises(
+        UsageError, match=r"init_parallel_env\(\), fleet.init\(\) or paddle.Model\(\): leave that call out"
+    ):
         mesh.join()
 
 
