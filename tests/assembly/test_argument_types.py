@@ -21,6 +21,12 @@ from tests.ranks import run_ranks
 DATA = [([float(n)] * 4, n % 2) for n in range(8)]
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a training that is refused late has left its folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def described(folder: Path | str = "unused", **more: Any) -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     settings = {"model": model, "loss": "cross_entropy", "optimizer": "adamw", "train": DATA, "batch": 4}

@@ -153,7 +153,7 @@ def test_nor_does_one_in_bfloat16(
 
 
 @pytest.mark.long
-def test_in_float16_each_update_waits_once_to_see_whether_a_gradient_overflowed(
+def test_in_float16_each_update_reads_once_whether_a_gradient_overflowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether there is an update at all is the host's choice: Paddle's optimizers leave it to no device."""
@@ -163,7 +163,7 @@ def test_in_float16_each_update_waits_once_to_see_whether_a_gradient_overflowed(
             if step % READ and step != 20:
                 found = unmeasured(step, found)
                 assert lines(found) == {"stream: paddle_dp/learner/learner.py"}
-                assert sum(found.values()) == 1
+                assert sum(found.values()) == ONE_READ
 
 
 def read() -> dict[str, int]:
