@@ -55,7 +55,7 @@ SHELVES = (
 # The lines that a room may have as long as its budget in tools/house.py is not kept. A number falls with simpler code;
 # it rises by the lines of a new part or guard, and the commit says why.
 LINES_TODAY: dict[str, int] = {
-    "ground": 1359, "recipe": 4238, "coming_from": 2964, "mesh": 949, "host_comm": 1675, "data": 3141,
+    "ground": 1359, "recipe": 4238, "coming_from": 2964, "mesh": 955, "host_comm": 1675, "data": 3141,
     "core": 5414, "learner": 1817, "axes": 4017, "strategies/async_average": 314, "strategies/replicas": 456,
     "strategies/_rounds": 1218, "strategies/parameter_server": 1451, "strategies/branches": 1055,
     "checks": 1044, "identity": 2054, "checkpoint": 2242, "why": 1159,

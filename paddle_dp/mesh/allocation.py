@@ -168,9 +168,15 @@ def refuse_parallel_tasks(env: Mapping[str, str], remedy: str) -> None:
 
 
 def unused_nodes(env: Mapping[str, str]) -> str:
-    """Returns a sentence if this command runs in the shell of a Slurm job of several nodes, where no `srun` has started
-    it, or ""."""
-    nodes = env.get("SLURM_JOB_NUM_NODES", "")
-    if not nodes.isdecimal() or int(nodes) < 2 or allocation(env) is not None:
+    """Returns a sentence if this command works on one node, and the environment tells of several: in the shell of a
+    Slurm job, where no `srun` has started it, or by PADDLE_NNODES, which paddle.distributed.launch reads; or ""."""
+    if allocation(env) is not None:
         return ""
-    return f"Slurm has given this job {nodes} nodes, and this command works on one: srun paddle-dp … --nodes auto"
+    if (nodes := env.get("SLURM_JOB_NUM_NODES", "")).isdecimal() and int(nodes) > 1:
+        return f"Slurm has given this job {nodes} nodes, and this command works on one: srun paddle-dp … --nodes auto"
+    if (nodes := env.get("PADDLE_NNODES", "").rpartition(":")[2]).isdecimal() and int(nodes) > 1:
+        return (
+            f"PADDLE_NNODES={env['PADDLE_NNODES']} is set, and this command works on one node: give --nodes auto in the "
+            f"pods of a PaddleJob, elsewhere --nodes {nodes}, --node-rank and --master; --nodes 1 if it is left over"
+        )
+    return ""

@@ -157,6 +157,19 @@ def test_one_job_a_task_is_asked_for_explicitly_and_leftovers_say_nothing(option
     )  # a batch script, before srun
 
 
+@pytest.mark.parametrize(("nodes", "told"), [("2", True), ("2:4", True), ("1", False), ("", False)])
+def test_a_command_that_leaves_out_nodes_of_paddle_s_launcher_says_so(
+    nodes: str, told: bool, options: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each pod trained alone, silently. With --nodes the variable counts, or is left over."""
+    options({**PADDLE_JOB, "PADDLE_NNODES": nodes}, None, None, None)
+    assert (
+        f"PADDLE_NNODES={nodes} is set, and this command works on one node" in capsys.readouterr().err
+    ) == told
+    options({**PADDLE_JOB, "PADDLE_NNODES": nodes}, "1", None, None)
+    assert not capsys.readouterr().err
+
+
 def test_evaluate_and_a_script_that_an_engine_starts_twice_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
