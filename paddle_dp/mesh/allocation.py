@@ -176,7 +176,7 @@ def unused_nodes(env: Mapping[str, str]) -> str:
         return f"Slurm has given this job {nodes} nodes, and this command works on one: srun paddle-dp … --nodes auto"
     if (nodes := env.get("PADDLE_NNODES", "").rpartition(":")[2]).isdecimal() and int(nodes) > 1:
         return (
-            f"PADDLE_NNODES={env['PADDLE_NNODES']} is set, and this command works on one node: give --nodes auto in pods of "
-            f"a PaddleJob, elsewhere --nodes {nodes}, --node-rank and --master; --nodes 1 if it is left over"
+            f"PADDLE_NNODES={env['PADDLE_NNODES']} is set, and this command works on one node: give --nodes auto "
+            f"in pods of a PaddleJob, else --nodes {nodes}, --node-rank and --master; --nodes 1 if it is left over"
         )
     return ""
