@@ -279,6 +279,7 @@ def _schedule(c: Configuration, epochs: int) -> Section:
     start = c.take("Optimizer.lr.warmup_start_lr", 0)
     if warmup:
         section["warmup"] = f"{warmup} epochs"
+        c.differ(f"The warm-up begins one step earlier: their first update has rate {start}.")
         if start:
             section["warmup_from"] = round(start / section["learning_rate"], 12)
     return section

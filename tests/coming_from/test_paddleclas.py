@@ -124,6 +124,7 @@ def test_a_convolutional_network(tmp_path: Path) -> None:
     }  # fmt: skip
     assert c.lost == [] and c.differences == [
         "Initial weights are drawn as in paddle.vision; theirs: model.use=ppcls.arch.backbone.ResNet50.",
+        "The warm-up begins one step earlier: their first update has rate 0.04.",
         "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false.",
     ]
 
