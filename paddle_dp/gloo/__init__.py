@@ -89,6 +89,11 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     return tuple(_installed)
 
 
+def is_installed() -> bool:
+    """True if `install` has replaced functions in this process."""
+    return bool(_installed)
+
+
 def patches() -> Iterator[Patch]:
     """Yields every patch of the bridge. Call `originals.save()` first."""
     for module in (process_groups, p2p, collectives, tensor_ops, gpu_checks):

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # Python has put this file's folder first; the scrip
 import faulthandler
 import json
 import runpy
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -22,6 +23,8 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.rank_process import become_rank, is_well, leave
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.heartbeat import heartbeat
+
+_BRIDGE = "(on CPUs, fleet's hybrid layouts run over gloo alone: `paddle-dp launch --cpu-bridge`, docs/parallelism.md)"
 
 
 def execute(arguments: Sequence[str]) -> BaseException | None:
@@ -37,7 +40,10 @@ def execute(arguments: Sequence[str]) -> BaseException | None:
             sys.argv = list(arguments)
             runpy.run_path(arguments[0], run_name="__main__")
     except BaseException as error:  # noqa: BLE001 - the supervisor needs to know any error of a script
-        return trim_traceback(error)
+        trim_traceback(error)
+        if sys.version_info >= (3, 11) and misses_bridge(error):
+            error.add_note(_BRIDGE)
+        return error
     return None
 
 
@@ -49,6 +55,19 @@ def bridge() -> None:
         from paddle_dp.gloo import install
 
         install(paddle.get_device())
+
+
+def misses_bridge(error: BaseException) -> bool:
+    """True if Paddle's communication raised the error in fleet's layers, of a job on CPUs without --cpu-bridge."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_fleet = any(module.startswith("paddle.distributed.fleet.") for module in modules)
+    if not in_fleet or not modules[-1].startswith("paddle.distributed."):
+        return False
+    import paddle
+
+    from paddle_dp import gloo
+
+    return str(paddle.get_device()).startswith("cpu") and not gloo.is_installed()
 
 
 def trim_traceback(error: BaseException) -> BaseException:

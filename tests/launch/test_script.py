@@ -214,6 +214,29 @@ def status_of(script: str, logs: str) -> int:
     return end.value.code
 
 
+def error_through(*modules: str) -> BaseException:
+    """An error that the last of these modules raises, each called by the one before it."""
+    text = "def call(rest):\n    if not rest: raise AssertionError\n    rest[0](rest[1:])"
+    functions = []
+    for module in modules:
+        exec(text, variables := {"__name__": module})
+        functions.append(variables["call"])
+    try:
+        functions[0](functions[1:])
+    except AssertionError as error:
+        return error
+    raise RuntimeError
+
+
+def test_only_an_error_of_paddle_s_communication_in_fleet_s_layers_misses_the_bridge():
+    fleet, communication = "paddle.distributed.fleet.layers.mpu", "paddle.distributed.communication.group"
+    assert script_rank.misses_bridge(error_through("__main__", fleet, communication))
+    assert script_rank.misses_bridge(error_through("__main__", fleet))
+    assert not script_rank.misses_bridge(error_through("__main__", fleet, "__main__"))
+    assert not script_rank.misses_bridge(error_through("__main__", fleet, "__main__", "paddle.nn.functional"))
+    assert not script_rank.misses_bridge(error_through("__main__", communication))
+
+
 def test_a_fleet_script_runs_as_it_is_on_cpus_with_the_bridge(tmp_path):
     """Without it Paddle refuses, and this test is superfluous when it does not."""
     (tmp_path / "fleet_script.py").write_text(FLEET)
@@ -221,5 +244,6 @@ def test_a_fleet_script_runs_as_it_is_on_cpus_with_the_bridge(tmp_path):
     for rank in range(2):
         failure = json.loads((tmp_path / f"failure.rank-{rank}.json").read_text())
         assert "now, but this is cpu" in failure["message"]
+        assert sys.version_info < (3, 11) or "`paddle-dp launch --cpu-bridge`" in failure["traceback"]
     words = ("launch", "--ranks", "2", "--cpu-bridge", "fleet_script.py")
     assert "Size([4, 32])" in run_program(*command_line(), *words, folder=tmp_path).stdout
