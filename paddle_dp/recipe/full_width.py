@@ -1,8 +1,10 @@
-"""Finds full-width punctuation in a refused recipe: input methods for Chinese type `，：｛` where YAML has `,:{`."""
+"""Finds full-width punctuation in a refused recipe: input methods for Chinese type `，：｛` where YAML has `,:{`. And
+spaces that cannot be seen or are no spaces to YAML, which copied text has."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 _IRREGULAR = {"“": '"', "”": '"', "‘": "'", "’": "'", "、": ",", "【": "[", "】": "]", "\u3000": " "}
@@ -12,18 +14,27 @@ _SYNTAX = set(",:{}[]\"'#-= ")  # of YAML and overrides: no other character can 
 _WIDE = f"(?:[０-９Ａ-Ｚａ-ｚ]+|[{re.escape(''.join(_ASCII))}])"
 # Between two Chinese characters it is punctuation of a text.
 _PUNCTUATION = re.compile(rf"(?<![^\x00-\x7f]){_WIDE}|{_WIDE}(?![^\x00-\x7f])")
+_SPACE = "[\u00a0\u00ad\u2000-\u200f\u202f\u205f\u2060\ufeff]"
+_SPACES = re.compile(rf"(?<![^\x00-\x7f]){_SPACE}|{_SPACE}(?![^\x00-\x7f])")
 _TEXT = re.compile(r"""(?<!\w)(?:"(?:\\.|[^"\\])*"|'[^']*')|(?:^|(?<=\s))#.*""")  # quoted, or a comment
 
 
 def value_hint(message: str, location: str, text: str) -> str:
     """Returns " Line 6 has the full-width '，': write ','." if `message`, on a key or value at `location` of the recipe
-    `text` or in an override, quotes such characters from there, else ""."""
+    `text` or in an override, quotes such characters from there, else "". Likewise for a space that is none to YAML."""
     number = re.search(r":(\d+)$", location)
     source = location if location.startswith("override '") else ""
     if number:
         source = "".join(text.splitlines()[int(number[1]) - 1 : int(number[1])])
     wide = [characters for characters in _PUNCTUATION.findall(message) if characters in source]
-    return _hint(wide, f"Line {number[1]}" if number else "It")
+    subject = f"Line {number[1]}" if number else "It"
+    names = [
+        f"{unicodedata.name(character)} (U+{ord(character):04X})"
+        for character in dict.fromkeys(_SPACES.findall(message))
+        if character in source
+    ]
+    spaces = f" {subject} has the character {', '.join(names)}: delete it, or write ' '." if names else ""
+    return _hint(wide, subject) + spaces
 
 
 def yaml_hints(text: str, first: int = 0, last: int = 0, *, numbered: bool = True) -> str:

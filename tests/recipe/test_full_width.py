@@ -76,6 +76,25 @@ def test_a_refusal_names_the_character(before: str, after: str, hint: str, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        ("\u200b", "ZERO WIDTH SPACE (U+200B)"),
+        ("\u00a0", "NO-BREAK SPACE (U+00A0)"),
+        ("\ufeff", "ZERO WIDTH NO-BREAK SPACE (U+FEFF)"),
+    ],
+)
+def test_a_refusal_names_a_space_that_cannot_be_seen(space: str, name: str, tmp_path: Path) -> None:
+    """A key beside itself, "has no setting 'batch'. Did you mean 'batch'?", was all that was said."""
+    for key in (f"{space}batch", f"batch{space}", f"bat{space}ch"):
+        message = refusal(tmp_path, "batch: 64", f"batch: 64, {key}: 64")
+        assert message.endswith(f" Line 6 has the character {name}: delete it, or write ' '."), message
+    assert f"Line 4 has the character {name}" in refusal(tmp_path, "use: adamw", f"use: adamw{space}")
+    assert f"It has the character {name}" in refusal(tmp_path, "", "", f"train.bat{space}ch=64")
+    honest = refusal(tmp_path, "{use: digits}", f"{{use: digits, path: 数据{space}新, bathc: 3}}")
+    assert "has the character" not in honest
+
+
+@pytest.mark.parametrize(
     ("override", "hint"),
     [
         ("model.hidden=[64，64]", "It has the full-width '，': write ','."),

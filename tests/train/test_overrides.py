@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, get_args
 
 import pytest
+from paddle import nn
 
 from paddle_dp import Callback
 from paddle_dp.assembly.trainer import Trainer
@@ -116,7 +117,9 @@ def test_what_is_no_callback_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Keras is not a paddle_dp\.Callback\..* start, step, epoch"):
         trainer(Keras())
     with pytest.raises(UsageError, match=r"Keras is not a paddle_dp\.Callback"):
-        Trainer.of(model=None, loss=None, optimizer="sgd", train=Points(), batch=4, callbacks=[Keras()])
+        Trainer.of(
+            model=nn.Linear(2, 2), loss=None, optimizer="sgd", train=Points(), batch=4, callbacks=[Keras()]
+        )
 
 
 def test_an_interval_in_words_is_refused_with_the_way_to_write_it() -> None:
