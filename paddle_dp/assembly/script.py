@@ -38,6 +38,7 @@ from paddle_dp.recipe import (
     Precision,
     Recipe,
     Train,
+    check_callbacks,
     check_turns,
 )
 from paddle_dp.recipe.folder import claim, holds, move_aside
@@ -215,6 +216,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),
     )
     try:
+        check_callbacks(recipe)
         check_turns(recipe)
     except ValueError as error:
         raise UsageError(f"Trainer.of.{error}.") from None

@@ -5,7 +5,7 @@ settings of a single part; `assembly/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.read import foreign_code, read_recipe
-from paddle_dp.recipe.recipe import Recipe, check_turns, json_schema
+from paddle_dp.recipe.recipe import Recipe, check_callbacks, check_turns, json_schema
 from paddle_dp.recipe.schema import (
     Ema,
     EvaluationSettings,
@@ -20,5 +20,6 @@ from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
     "BatchRamp", "Ema", "EvaluationSettings", "Guard", "Load", "LoaderSettings", "Mix", "Precision", "Recipe", "Train",
-    "TurnSettings", "check_turns", "foreign_code", "json_schema", "read_recipe", "resolved", "write_recipe",
+    "TurnSettings", "check_callbacks", "check_turns", "foreign_code", "json_schema", "read_recipe", "resolved",
+    "write_recipe",
 ]  # fmt: skip

@@ -32,6 +32,10 @@ def _file_name(name: str) -> str:
     return name
 
 
+_ONCE = ("console", "metrics", "dashboard", "tensorboard", "trackio", "swanlab", "report")
+"""Callbacks that write lines to the screen or points to a curve: two of them write each twice."""
+
+
 class Recipe(BaseModel):
     """A recipe. `loss: null` uses the model's `loss(outputs, targets)`; `output_dir` is runs/<name> by default."""
 
@@ -107,6 +111,11 @@ class Recipe(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _callbacks_write_once(self) -> Recipe:
+        check_callbacks(self)
+        return self
+
+    @model_validator(mode="after")
     def _ranks_wait_for_the_schedule(self) -> Recipe:
         """Refuses plateau, which lowers the rate of all ranks after one update, for ranks that do not wait."""
         name = self.schedule.name if hasattr(self, "schedule") else ""  # a script's stand-in recipe has none
@@ -149,6 +158,15 @@ class Recipe(BaseModel):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.output_dir).expanduser() if self.output_dir else Path("runs") / self.name
+
+
+def check_callbacks(recipe: Recipe) -> None:
+    """Raises ValueError for two callbacks that would write the same lines to the screen or to a file of the run."""
+    names = [callback.name for callback in recipe.callbacks]
+    if twice := [name for name in _ONCE if names.count(name) > 1]:
+        raise ValueError(
+            f"callbacks: {twice[0]} is there twice, and would write everything twice: leave one out"
+        )
 
 
 def check_turns(recipe: Recipe) -> None:

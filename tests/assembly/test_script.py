@@ -1196,6 +1196,10 @@ def test_what_a_strategy_refuses_in_a_recipe_it_refuses_in_a_script(
         ({"resume": 1}, "Trainer.of.resume: 1 is not"),
         ({"folder": 5}, "Trainer.of.folder: 5 is not a text"),
         ({"callbacks": "console"}, "Trainer.of.callbacks: 'console' is not a list"),
+        (
+            {"callbacks": ["console", {"use": "console"}]},
+            "Trainer.of.callbacks: console is there twice, and would",
+        ),
         ({"cuts": 5}, "Trainer.of.cuts: 5 is not a mapping"),
         ({"batch": 16.0, "seed": "0"}, "batch: 16.0 (.|\n)*seed: '0'"),
     ],

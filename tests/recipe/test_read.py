@@ -161,3 +161,10 @@ def test_reading_a_recipe_imports_only_the_parts_it_names(write: Write) -> None:
     read = f"from paddle_dp.recipe import read_recipe; read_recipe({str(path)!r}, ['callbacks=[]'])"
     code = f"import sys; {read}; assert not sys.modules.keys() & {{'paddle', 'paddle_dp.optimizers.adamw'}}"
     run_python("-c", code, env={"PYTHONPATH": f"{ROOT}:{path.parent}"}, timeout=60)
+
+
+def test_a_callback_that_would_write_everything_twice_is_refused(write: Callable[..., Path]) -> None:
+    twice = "callbacks=[{use: console}, {use: early_stop}, {use: console, every: 3 steps}]"
+    message = f"override '{twice}': callbacks: console is there twice, and would write everything twice: leave one out"
+    assert refused(write(), twice) == [message]
+    read_recipe(write(), ["callbacks=[{use: early_stop, watch: loss}, {use: early_stop, watch: acc1}]"])
