@@ -148,11 +148,8 @@ def _number(group: int) -> int:
 
 
 def install() -> None:
-    """Makes `create` create the groups of a script that does not install the whole bridge; `join` calls it on CPUs.
-
-    Paddle's groups get each other's keys there: while every store's call took 40 ms, the second group mostly read them
-    late enough.
-    """
+    """Makes `create` create a script's groups; `join` calls it on CPUs. A second group of Paddle's reads the first
+    one's keys, and read the right ones mostly while each call of a store took 40 ms."""
     originals.save()
     apply(patches())
 
